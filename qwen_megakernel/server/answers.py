@@ -26,6 +26,7 @@ from qwen_megakernel.speech.words import SpeechRate
 log = logging.getLogger(__name__)
 
 _DISCONNECT_POLL_S = 0.25  # between two checks that a waiting client is still connected
+_PIECE = 64 << 10  # bytes of a whole file that are sent at once: each waits until the client takes it
 _BASE64_PIECE = 3 << 16  # bytes; takes 0.2 ms to encode; a multiple of 3, so that the pieces join
 
 
@@ -230,6 +231,16 @@ class Streamed(StreamingResponse):
             await self._parts.aclose()
             if self._speech:
                 await self._speech.close()
+
+
+def whole_file(content: bytes, headers: dict[str, str], media_type: str) -> Streamed:
+    """The answer with a file that is complete. It is handed over in pieces, so that a slow client holds few of them."""
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(content), _PIECE):
+            yield content[start : start + _PIECE]
+
+    return Streamed(pieces(), media_type=media_type, headers=headers | {"Content-Length": str(len(content))})
 
 
 # ---------------------------------------------------------------- a batch

@@ -1,6 +1,8 @@
 """ApiError: what a client is told when something goes wrong, over HTTP and over the WebSocket."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import islice
 
 from qwen_megakernel.errors import (
     AudioError,
@@ -28,6 +30,15 @@ _FIELDS = {
     TextError: "text",
     AudioError: "audio",
 }
+
+
+_LISTED = 10
+
+
+def listed(names: Collection[str]) -> str:
+    """Names for a message: the first ones, and how many more there are."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(islice(names, _LISTED)) + more
 
 
 @dataclass(frozen=True)

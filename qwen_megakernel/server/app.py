@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
 import uvicorn
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -96,6 +97,7 @@ def make_app(
     @contextlib.asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
         service.start()
+        await anyio.lowlevel.checkpoint()  # Starlette waits by it: load its parts now, not while somebody speaks
         try:
             yield
         finally:
@@ -133,8 +135,11 @@ def make_app(
 def config_of(app: FastAPI, **more: Any) -> uvicorn.Config:
     """uvicorn's options for an app of `make_app`. `more`: further ones."""
     limits: Limits = app.state.service.limits
+    http, ws = protocols_of(limits)
     config = uvicorn.Config(
         app,
+        http=http,
+        ws=ws,
         access_log=False,  # texts and voices are private; /metrics counts requests
         log_level="warning",
         ws_ping_timeout=limits.idle_s,  # we disconnect a client that does not read sooner, and say why
@@ -142,7 +147,6 @@ def config_of(app: FastAPI, **more: Any) -> uvicorn.Config:
         ws_per_message_deflate=False,  # PCM hardly shrinks, and compressing the first chunk would delay it
         timeout_keep_alive=max(1, round(limits.idle_s)),
         timeout_graceful_shutdown=3,  # after the drain
-        **protocols_of(limits),
         **more,
     )
     logging.getLogger("uvicorn.error").addFilter(_FEW_LINES)

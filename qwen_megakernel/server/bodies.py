@@ -31,6 +31,9 @@ AUDIO_VOICES, AUDIO_MODELS = "/v1/audio/voices", "/v1/audio/models"
 """Where Open WebUI, Kokoro-FastAPI's and vLLM-Omni's clients ask for voices and models."""
 
 _NAME = 64  # characters of a voice's name
+_MOST_FIELDS, _MOST_INPUTS = 100, 1000  # of an object; of a list, whose own limit is the server's
+MOST_VALUES = 40_000
+"""Values of a JSON body: to read more holds the event loop for over 5 ms, and every wrong one makes an error."""
 _OURS = "ours"  # marks an error whose message is already a whole sentence
 _WORDS = {
     "string_type": "must be a string",
@@ -60,6 +63,20 @@ def _name_of_voice(voice: Any) -> Any:
         words = 'voice must be a name, or an object such as {"id": "ada"}, got {voice}'
         raise PydanticCustomError(_OURS, words, {"voice": reprlib.repr(voice)})
     return name
+
+
+def too_many_values(body: bytes | str) -> bool:
+    """Does JSON hold more values than `MOST_VALUES`? Texts count too, by their commas."""
+    marks: Any = (b",", b"[", b"{") if isinstance(body, bytes) else (",", "[", "{")
+    return sum(map(body.count, marks)) > MOST_VALUES
+
+
+def _few(inputs: Any) -> Any:
+    """A list whose entries may each be checked."""
+    if isinstance(inputs, list) and len(inputs) > _MOST_INPUTS:
+        words = "inputs has {count} entries, at most {most} are allowed"
+        raise PydanticCustomError(_OURS, words, {"count": len(inputs), "most": _MOST_INPUTS})
+    return inputs
 
 
 def _item_of_text(item: Any) -> Any:
@@ -103,9 +120,22 @@ def _about(name: str, **limits: Any) -> Any:
     return Field(None, description=FIELDS[name].about, **limits)
 
 
-class _How(BaseModel):
+class _Fields(BaseModel):
+    """An object with a known set of fields."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, given: Any) -> Any:
+        """Every unknown field would make an error of its own."""
+        if isinstance(given, dict) and len(given) > _MOST_FIELDS:
+            words = "a JSON object here has at most {most} fields, got {count}"
+            raise PydanticCustomError(_OURS, words, {"count": len(given), "most": _MOST_FIELDS})
+        return given
+
+
+class _How(_Fields):
     task_type: Literal["CustomVoice", "VoiceDesign", "Base"] | None = _about("task_type")
     ref_audio: str | list[str] | None = _about("ref_audio")
     ref_text: str | None = _about("ref_text", max_length=MOST_REF_TEXT)
@@ -179,9 +209,9 @@ class BatchBody(HowToSpeak):
 
     model: str | None = Field(None, max_length=256, description="A name from /v1/models; without it: the served one.")
     sample_rate: int | None = _about("sample_rate")
-    inputs: list[Annotated[BatchItem, BeforeValidator(_item_of_text), _TEXT_OR_ITEM]] = Field(
-        min_length=1, description="Texts, or objects with input and options of speech."
-    )
+    inputs: Annotated[
+        list[Annotated[BatchItem, BeforeValidator(_item_of_text), _TEXT_OR_ITEM]], BeforeValidator(_few)
+    ] = Field(min_length=1, description="Texts, or objects with input and options of speech.")
     response_format: _Format | None = Field(None, description="Without it: mp3.")
     _has_items: bool = PrivateAttr(default=False)
 
@@ -198,10 +228,8 @@ class BatchBody(HowToSpeak):
         return self._has_items
 
 
-class RecordingRequest(BaseModel):
+class RecordingRequest(_Fields):
     """A recording that replaces the one of an existing voice."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     audio: str = Field(description="A recording of 0.5 to 60 seconds, in base64 or as a data URL.")
     text: str | None = Field(

@@ -19,6 +19,7 @@ own in part (docs/log.md).
 import asyncio
 import json
 import logging
+import time
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -33,7 +34,7 @@ from qwen_megakernel.server.refusals import error_body, error_response
 
 _BUSY = ApiError(503, "busy", "too many connections are open; try again", True)
 _MOST_IGNORED = 16 << 20  # bytes, more than a recording has: a client may send all of it before it reads an error
-_SLICE = 2048  # bytes of a socket that are read in one turn of the event loop: 340 empty frames, some 2 ms
+_SLICE, _READ_S = 512, 0.002  # bytes and seconds: a frame takes up to 20 us, and 256 KB may come at once
 _BAD_HANDSHAKE = STATUS_LINE[400] + b"connection: close\r\ncontent-length: 0\r\n\r\n"
 _POLICY, _NOT_UTF8, _TOO_BIG = 1008, 1007, 1009  # closing codes (RFC 6455)
 
@@ -203,8 +204,8 @@ class HttpConnection(HttpToolsProtocol):
 
 
 class SocketConnection(WebSocketsSansIOProtocol):
-    """A connection that speaks WebSocket. It reads a slice in each turn of the event loop, because thousands of frames
-    may come at once, and no further than to the next message while the app has one."""
+    """A connection that speaks WebSocket. It reads for `_READ_S` in each turn of the event loop, because thousands of
+    frames may come at once, and not beyond a message that the app has not taken."""
 
     limits: Limits
 
@@ -225,7 +226,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         if self.handshake_initiated:
             self._unread += data
-            self._go_on()
+            self._read()
             return
         super().data_received(data)  # a whole head
         if not self.handshake_initiated:  # the library refuses it
@@ -233,22 +234,30 @@ class SocketConnection(WebSocketsSansIOProtocol):
             self.transport.close()
 
     def _go_on(self) -> None:
+        """Read what is left, in the event loop's next turn."""
         if self._unread and not self._turn:
             self.transport.pause_reading()
             self._turn = self.loop.call_soon(self._read)
 
     def _read(self) -> None:
-        self._turn = None
-        if self.transport.is_closing():
-            self._unread.clear()
-        elif self.handshake_complete and not self.read_paused:  # else `send` or `receive` goes on
+        if self._turn:
+            self._turn.cancel()
+            self._turn = None
+        end = time.monotonic() + _READ_S  # uvloop's own clock stands still within a turn
+        # Without a handshake `send` goes on, and `receive` behind a message.
+        while self._unread and self.handshake_complete and not self.read_paused and not self.transport.is_closing():
+            if time.monotonic() > end:
+                self._go_on()
+                return
             data = bytes(self._unread[:_SLICE])
             del self._unread[:_SLICE]
             super().data_received(data)
-            if self._unread:
-                self._go_on()
-            elif not self.read_paused:
-                self.transport.resume_reading()
+        if self.transport.is_closing():
+            self._unread.clear()
+        elif self._unread:
+            self.transport.pause_reading()
+        elif not self.read_paused:
+            self.transport.resume_reading()
 
     async def receive(self) -> Any:
         message = await super().receive()
@@ -291,6 +300,11 @@ class SocketConnection(WebSocketsSansIOProtocol):
                 return
         super().send_receive_event_to_app()
 
+    def handle_parser_exception(self) -> None:
+        assert self.conn.close_sent
+        self.logger.warning("a WebSocket's client broke the protocol: %s", self.conn.close_sent.reason or "bad UTF-8")
+        super().handle_parser_exception()
+
     def _fail(self, code: int, reason: str) -> None:
         if not self.transport.is_closing():
             self.conn.fail(code, reason)
@@ -327,7 +341,7 @@ class FewLines(logging.Filter):
         return self._lines <= self._most
 
 
-def protocols_of(limits: Limits) -> dict[str, type[asyncio.Protocol]]:
-    """uvicorn's options for the protocols of one server."""
+def protocols_of(limits: Limits) -> tuple[type[HttpConnection], type[SocketConnection]]:
+    """The protocols of one server."""
     http = type("Http", (HttpConnection,), {"limits": limits, "resting": {}})
-    return {"http": http, "ws": type("Socket", (SocketConnection,), {"limits": limits})}
+    return http, type("Socket", (SocketConnection,), {"limits": limits})

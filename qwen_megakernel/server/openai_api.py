@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from qwen_megakernel.server.answers import Batch, Speech, Streamed
+from qwen_megakernel.server.answers import Batch, Speech, Streamed, whole_file
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.bodies import BATCH, SPEECH, BatchBody, SpeechBody
 from qwen_megakernel.server.metrics import Metrics
@@ -85,7 +85,7 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
             headers["X-Attempts"] = str(made.attempts)
         if body.word_timestamps:
             headers |= _words_header(made)
-        return Response(whole, media_type=MEDIA[name], headers=headers)
+        return whole_file(whole, headers, MEDIA[name])
 
     listed: dict[int | str, Any] = {200: {"content": {"application/json": {}}}}
 

@@ -8,6 +8,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
+from qwen_megakernel.server.bodies import MOST_VALUES, too_many_values
 from qwen_megakernel.server.refusals import invalid, wrong_media
 
 _SHORT = 64 << 10  # bytes; they are parsed in 0.3 ms
@@ -56,6 +57,8 @@ def described(kind: type[BaseModel]) -> dict[str, Any]:
 def _parse(body: bytes) -> Any:
     if not body.strip():
         raise RequestValidationError([{"type": "missing", "loc": ("body",), "input": None}])
+    if too_many_values(body):  # to read them would hold the interpreter, and so the event loop
+        raise invalid(f"the body has more than {MOST_VALUES} values or commas: send less at once")
     try:
         return json.loads(body)
     except json.JSONDecodeError as error:

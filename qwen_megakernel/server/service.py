@@ -24,6 +24,7 @@ from qwen_megakernel.errors import (
     VoiceError,
 )
 from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.server.api_error import listed
 from qwen_megakernel.server.clones import Clone, Clones
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.speech.engine import TTSEngine
@@ -213,8 +214,8 @@ class EngineService:
             if alias in known:
                 raise VoiceError(f"the alias {alias!r} of {voice!r} is a voice's name already: choose another alias")
             if voice not in known:
-                listed = ", ".join(known)
-                raise VoiceError(f"the alias {alias!r} names {voice!r}, which is not a voice here; known: {listed}")
+                told = listed(known)
+                raise VoiceError(f"the alias {alias!r} names {voice!r}, which is not a voice here; known: {told}")
 
     def _warm_up(self) -> None:
         """
@@ -256,7 +257,7 @@ class EngineService:
 
     def known_voices(self) -> str:
         """Voices and their aliases, for a message."""
-        return ", ".join([*self.voice_names(), *self.aliases]) or DEFAULT_VOICE
+        return listed([*self.voice_names(), *self.aliases]) or DEFAULT_VOICE
 
     def is_voice(self, name: str) -> bool:
         """May a client use this name, in upper or lower case?"""

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.bodies import MOST_VALUES, too_many_values
 from qwen_megakernel.server.service import EngineService
 
 PROTOCOL = "speech"
@@ -38,6 +39,10 @@ def protocol_error(message: str) -> CloseSocket:
     return CloseSocket(_POLICY, ApiError(400, "protocol", message))
 
 
+def _slow() -> CloseSocket:
+    return CloseSocket(_POLICY, ApiError(408, "slow", "the client does not read what it asked for"))
+
+
 def error_message(error: ApiError, **more: Any) -> dict[str, Any]:
     """An error as a message to the client. `more`: further fields, which say what it is about."""
     told = {"type": "error"} | more | {"code": error.code, "message": error.message, "retryable": error.retryable}
@@ -58,6 +63,8 @@ def parse_message(text: str | None, most: int) -> dict[str, Any]:
         raise protocol_error("a message must be JSON in a text frame, got a binary one")
     if len(text) > most:
         raise protocol_error(f"a message has {len(text)} characters, at most {most}: send its text in pieces")
+    if too_many_values(text):
+        raise protocol_error(f"a message has more than {MOST_VALUES} values or commas: send less at once")
     try:
         message = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -79,6 +86,8 @@ class SocketLine(ABC):
     def __init__(self, websocket: WebSocket, service: EngineService):
         self._websocket, self.service = websocket, service
         self._outbox: asyncio.Queue[str | bytes | None] = asyncio.Queue()
+        self._unsent = 0  # bytes in it
+        self._overfull = asyncio.Event()
 
     # ------------------------------------------------------------ what a subclass says
 
@@ -106,8 +115,13 @@ class SocketLine(ABC):
 
     async def run(self) -> None:
         """Run until the client disconnects or must be disconnected."""
-        await self._websocket.accept(PROTOCOL if PROTOCOL in self._websocket.scope.get("subprotocols", ()) else None)
-        tasks = [asyncio.create_task(job) for job in (self._send(), self._receive(), *self._jobs())]
+        offered = self._websocket.scope.get("subprotocols", ())
+        try:
+            await self._websocket.accept(PROTOCOL if PROTOCOL in offered else None)
+        except (WebSocketDisconnect, RuntimeError):  # the client has gone; Starlette tells it in both ways
+            return
+        jobs = (self._send(), self._receive(), self._watch_unsent(), *self._jobs())
+        tasks = [asyncio.create_task(job) for job in jobs]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             await next(iter(done))
@@ -150,31 +164,40 @@ class SocketLine(ABC):
     def _put(self, message: str | bytes | None) -> None:
         self._outbox.put_nowait(message)
         self.service.unsent_sockets.add(self)
+        self._unsent += len(message or "")
+        if self._unsent > self.service.limits.max_unsent:
+            self._overfull.set()
+
+    async def _watch_unsent(self) -> None:
+        await self._overfull.wait()
+        raise _slow()
 
     async def _send(self) -> None:
         service = self.service
         if service.state != "ready":
             raise CloseSocket(_LATER, ApiError(503, "closing", f"the server is {service.state}; try again", True))
         if greeting := self._greeting():
-            await self._websocket.send_text(json.dumps(greeting))
+            await self._deliver(json.dumps(greeting))
         while True:
             message = await self._outbox.get()
             if message is None:
                 raise CloseSocket(_NORMAL)
-            try:
-                async with asyncio.timeout(service.limits.idle_s):
-                    if isinstance(message, bytes):
-                        await self._websocket.send_bytes(message)
-                    else:
-                        await self._websocket.send_text(message)
-            except TimeoutError:
-                raise CloseSocket(
-                    _POLICY, ApiError(408, "slow", "the client does not read what it asked for")
-                ) from None
-            except RuntimeError:  # Starlette raises it if the socket has been closed
-                raise WebSocketDisconnect(1006) from None
+            await self._deliver(message)
+            self._unsent -= len(message)
             if self._outbox.empty():
                 self.service.unsent_sockets.discard(self)
+
+    async def _deliver(self, message: str | bytes) -> None:
+        try:
+            async with asyncio.timeout(self.service.limits.idle_s):
+                if isinstance(message, bytes):
+                    await self._websocket.send_bytes(message)
+                else:
+                    await self._websocket.send_text(message)
+        except TimeoutError:
+            raise _slow() from None
+        except RuntimeError:  # Starlette raises it if the socket has been closed
+            raise WebSocketDisconnect(1006) from None
 
     # ------------------------------------------------------------ from the client
 

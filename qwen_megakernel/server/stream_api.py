@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.websockets import WebSocket
 
 from qwen_megakernel.errors import RequestError, TextTooLongError, VoiceError
-from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.api_error import ApiError, listed
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket_line import (
@@ -174,7 +174,7 @@ class _Stream(SocketLine):
             await saved.add(service.engine, name, recording, text)
             return {"type": "voice.add.result", "success": True, "voice": {"name": name}}
         if name.lower() not in saved.by_name:
-            known = ", ".join(saved.by_name) or "none"
+            known = listed(saved.by_name) or "none"
             raise VoiceError(f"there is no saved voice {name!r}; known: {known}")
         await saved.remove(name.lower())
         return {"type": f"{kind}.result", "success": True, "name": name}

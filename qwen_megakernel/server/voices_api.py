@@ -11,7 +11,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from qwen_megakernel.errors import AudioError
-from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.api_error import ApiError, listed
 from qwen_megakernel.server.bodies import (
     AUDIO_MODELS,
     AUDIO_VOICES,
@@ -121,7 +121,7 @@ def _saved(service: EngineService, name: str) -> str:
         Refused: there is no such voice.
     """
     if name.lower() not in service.saved_voices.by_name:
-        known = ", ".join(service.saved_voices.by_name) or "none"
+        known = listed(service.saved_voices.by_name) or "none"
         raise Refused(ApiError(404, "invalid", f"there is no saved voice {name[:80]!r}; known: {known}"), "name")
     return name.lower()
 

@@ -39,6 +39,7 @@ SETTINGS: dict[str, type] = {"words": bool, "turn": str}
 """What a context's first message may have besides the options of speech."""
 _MAX_NAME = 64  # characters of a context's name
 _REMEMBERED = 1000  # names of ended contexts: late text must not open them again
+_MOST_WAITING = 256 << 10  # characters of a context's messages that it has not read; it may wait for its turn
 _MOST_TURNS = 32  # whose text may go on in another context, the latest used; one needs some 10 kB
 
 
@@ -60,7 +61,7 @@ class _Socket(SocketLine):
     def __init__(self, websocket: WebSocket, service: EngineService, longest: int):
         """`longest`: characters of a message."""
         super().__init__(websocket, service)
-        self._longest = longest
+        self.longest = longest
         self._contexts: dict[str, _Context] = {}
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._numbers = 0
@@ -89,7 +90,8 @@ class _Socket(SocketLine):
         self.put(error_message(error, context=name))
 
     def _handle(self, text: str | None) -> None:
-        message = parse_message(text, self._longest)
+        message = parse_message(text, self.longest)
+        size = len(text or "")
         kind, name = message.pop("type", None), message.pop("context", None)
         if kind == "ping":
             if name is not None or message:
@@ -106,7 +108,7 @@ class _Socket(SocketLine):
             if context is None and name not in self._ended:
                 context = self._open(name)
             if context:
-                context.text(message)
+                context.text(message, size)
         elif message:
             raise protocol_error(f"{kind} takes a context and no other field, got {sorted(message)[0][:40]!r}")
         elif context:
@@ -160,7 +162,8 @@ class _Context:
         self._socket = socket
         self._name = name
         self._number = number
-        self._inbox: asyncio.Queue[dict[str, Any] | str] = asyncio.Queue()
+        self._inbox: asyncio.Queue[tuple[dict[str, Any] | str, int]] = asyncio.Queue()
+        self._waiting = 0  # characters in it
         self._characters = 0
         self._session: SpeechSession | None = None
         self._ignored: list[str] = []  # fields that change nothing here
@@ -169,8 +172,8 @@ class _Context:
         self._text_complete = False
         self.task = asyncio.create_task(self._run())
 
-    def text(self, message: dict[str, Any]) -> None:
-        """Take a "text" message."""
+    def text(self, message: dict[str, Any], size: int) -> None:
+        """Take a "text" message. `size`: its characters as JSON."""
         if self._text_complete:
             return
         self._text_complete = message.get("end") is True
@@ -178,12 +181,19 @@ class _Context:
         if self._characters > self._socket.service.limits.max_text:
             message = {}  # the text is too long: `_read` refuses it, so it need not be kept
             self._text_complete = True
-        self._queue(message)
+        self._queue(message, size)
 
-    def _queue(self, message: dict[str, Any] | str) -> None:
-        if self._inbox.qsize() >= MAX_UNREAD:
-            raise protocol_error(f"more than {MAX_UNREAD} messages wait in one context: send larger pieces")
-        self._inbox.put_nowait(message)
+    def _queue(self, message: dict[str, Any] | str, size: int) -> None:
+        self._waiting += size
+        if self._inbox.qsize() >= MAX_UNREAD or self._waiting > _MOST_WAITING + self._socket.longest:
+            words = f"more than {MAX_UNREAD} messages or {_MOST_WAITING} characters wait in one context"
+            raise protocol_error(f"{words}: send fewer and larger pieces")
+        self._inbox.put_nowait((message, size))
+
+    async def _next_message(self) -> dict[str, Any] | str:
+        message, size = await self._inbox.get()
+        self._waiting -= size
+        return message
 
     def command(self, kind: str) -> None:
         """Take a "flush", "end" or "cancel" message."""
@@ -196,7 +206,7 @@ class _Context:
             return
         if not self._text_complete:
             self._text_complete = kind == "end"
-            self._queue(kind)
+            self._queue(kind, 0)
 
     async def _run(self) -> None:
         socket = self._socket
@@ -226,7 +236,7 @@ class _Context:
     async def _speak(self) -> None:
         service = self._socket.service
         service.check_ready()
-        opening = await self._inbox.get()
+        opening = await self._next_message()
         assert isinstance(opening, dict)
         settings, text, complete = self._read(opening, opens=True)
         with_words = settings.pop("words", False)
@@ -310,7 +320,7 @@ class _Context:
         """The pieces of text behind the first one, up to the end."""
         complete = False
         while not complete:
-            message = await self._inbox.get()
+            message = await self._next_message()
             if message == "flush":
                 yield FLUSH
             elif isinstance(message, str):

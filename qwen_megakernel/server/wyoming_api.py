@@ -15,7 +15,7 @@ from qwen_megakernel.checkpoint.languages import codes_of
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.limits import Limits
-from qwen_megakernel.server.process import ENGINE_GONE, exit_within
+from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_within
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.wyoming_connection import Connection
 from qwen_megakernel.speech.engine import TTSEngine
@@ -32,7 +32,7 @@ class WyomingServer:
         self.info: Event | None = None
         self._stopping = asyncio.Event()
         self._at_once = asyncio.Event()
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], Connection] = {}  # the oldest first
 
     def stop(self, *, drain: bool) -> None:
         """End `run`. `drain`: first let running utterances end. A second call never waits for them."""
@@ -82,13 +82,18 @@ class WyomingServer:
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert self.info, "it listens once the engine is ready"
         connection = Connection(self.service, self.info, reader, writer)
-        if len(self._connections) < self.service.limits.connections:
+        most = self.service.limits.connections
+        if len(self._connections) >= most:  # nobody may take all places by saying nothing
+            if oldest := next((task for task, other in self._connections.items() if other.rests), None):
+                del self._connections[oldest]
+                oldest.cancel()
+        if len(self._connections) < most:
             job = connection.run()
         else:
             job = connection.refuse(ApiError(503, "busy", "too many connections are open; try again", True))
         task = asyncio.create_task(job)  # our own task: asyncio logs an error if one of its tasks is cancelled
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        self._connections[task] = connection
+        task.add_done_callback(lambda task: self._connections.pop(task, None))
 
 
 async def _first(*jobs) -> None:
@@ -169,6 +174,7 @@ def serve(
     """
     service = EngineService(load, model=model, limits=Limits(), **options)
     listener = bind(host, port)
+    drop_stalled(listener, service.limits.idle_s)
     told: list[int] = []
 
     async def main() -> None:

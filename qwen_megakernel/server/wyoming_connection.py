@@ -57,6 +57,11 @@ class Connection:
         self._streamed = 0  # a stream's characters so far
         self._samples = 0  # sent for this request
 
+    @property
+    def rests(self) -> bool:
+        """The client waits for nothing."""
+        return not (self._speaking or self._unread)
+
     async def run(self) -> None:
         """Run until the client is gone or must be disconnected."""
         tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._speak_all())]
@@ -121,7 +126,7 @@ class Connection:
             try:
                 event = await read_event(self._reader, most=self._limits.max_body, idle_s=self._limits.idle_s)
             except Silence:
-                if self._speaking or self._unread:  # the client is waiting for speech
+                if not self.rests:  # the client is waiting for speech
                     continue
                 raise
             if event is None:

@@ -259,9 +259,11 @@ class _Ffmpeg:
 
 def _language_code(tag: str) -> str:
     """The ISO 639-3 code of a BCP 47 tag such as "en-GB", as MPEG-4 has it; "" if it is unknown."""
+    if not tag:
+        return ""
     import iso639  # imported here, as in `checkpoint/languages.py`: its table takes time to load
 
     try:
-        return iso639.Language.match(primary_subtag(tag)).part3 if tag else ""
+        return iso639.Language.match(primary_subtag(tag)).part3
     except iso639.LanguageNotFoundError:
         return ""

@@ -360,7 +360,7 @@ class SpeechSession:
                 yield Words(words)
 
     async def _sounds(self, samples: np.ndarray, sample_rate: int) -> AsyncIterator[Sound]:
-        """Samples in blocks, fp32 [n] each. A pause of a minute comes as one chunk, and so does speech with `retries`."""
+        """Samples in blocks, fp32 [n] each: a pause of a minute is one chunk, and so is speech with `retries`."""
         size = round(_BLOCK_S * sample_rate)
         for start in range(0, len(samples), size):
             if start:

@@ -1,0 +1,250 @@
+"""The attack rig: a server in a process of its own, raw sockets against it, and what it costs the server.
+
+The server's loop measures itself: the most processor time between two of its beats. That does not depend on what else
+the machine does, unlike the time on a clock.
+"""
+
+import asyncio
+import base64
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+from waiting import PATIENCE_S, until
+from websockets.sync.client import ClientConnection, connect
+
+TOKEN = "a secret of the tests"
+ALLOWED_MB = 200
+"""That an attack may cost for a while."""
+_BEAT_S = 0.005
+_SAID = "Hello there, how are you today? " * 8
+
+
+def main() -> None:
+    """The server's process. Arguments: folder for what it tells, and more of `Limits` as JSON."""
+    from qwen_megakernel.engine.options import EngineOptions
+    from qwen_megakernel.server.app import make_app, serve
+    from qwen_megakernel.server.limits import Limits
+    from qwen_megakernel.server.process import load_for_good
+
+    told, limits = Path(sys.argv[1]), Limits(**json.loads(sys.argv[2]))
+    options = EngineOptions(device="cpu", max_streams=4, max_positions=256, max_queue=16, threads=1)
+    app = make_app(lambda: load_for_good("demo", options), model="demo", token=TOKEN, limits=limits)
+    life = app.router.lifespan_context
+
+    @contextlib.asynccontextmanager
+    async def beating(of) -> AsyncIterator[None]:
+        beat = asyncio.create_task(_beat(told / "stall"))
+        async with life(of):
+            yield
+        beat.cancel()
+
+    app.router.lifespan_context = beating
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (told / "port").write_text(str(port))
+    sys.exit(serve(app, "127.0.0.1", port))
+
+
+async def _beat(told: Path) -> None:
+    """Keep the worst beat's processor time in a file, until somebody deletes it."""
+    worst, before = 0.0, time.thread_time()
+    while True:
+        await asyncio.sleep(_BEAT_S)
+        now = time.thread_time()
+        worst, before = max(worst, now - before), now
+        if not told.exists():
+            worst = 0.0
+        told.write_text(str(worst))
+        before = time.thread_time()
+
+
+class Target:
+    """The server under attack."""
+
+    def __init__(self, process: subprocess.Popen, told: Path):
+        self.process, self._told = process, told
+        self.port = int((told / "port").read_text())
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def line(self) -> socket.socket:
+        line = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return line
+
+    def ask(self, path: str, method: str = "GET", body: bytes | None = None, token: bool = False) -> tuple[int, bytes]:
+        """Status and body of an answer."""
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"} if token else {}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        with contextlib.closing(connection):
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def speaker(self, path: str = "/v1/audio/speech/socket") -> ClientConnection:
+        url = f"ws://127.0.0.1:{self.port}{path}"
+        bearing = {"Authorization": f"Bearer {TOKEN}"}
+        return connect(url, additional_headers=bearing, compression=None, open_timeout=PATIENCE_S, max_size=None)
+
+    def raw_socket(self, path: str = "/v1/audio/speech/socket") -> socket.socket:
+        """A WebSocket whose frames the caller makes."""
+        line = self.line()
+        key = base64.b64encode(os.urandom(16)).decode()
+        upgrade = f"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13"
+        head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n{upgrade}\r\n\r\n"
+        line.sendall(head.encode())
+        got = b""
+        while b"\r\n\r\n" not in got:
+            got += line.recv(1)
+        assert got.startswith(b"HTTP/1.1 101")
+        return line
+
+    @property
+    def memory_mb(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    def reset_stall(self) -> None:
+        (self._told / "stall").unlink(missing_ok=True)
+        until(lambda: (self._told / "stall").exists())
+
+    @property
+    def stall_s(self) -> float:
+        """The most processor time between two beats of its loop since `reset_stall`."""
+        until(lambda: (self._told / "stall").read_text() != "")
+        return float((self._told / "stall").read_text())
+
+    def log(self) -> str:
+        return (self._told / "log").read_text()
+
+
+@contextlib.contextmanager
+def target(folder: Path, **limits) -> Iterator[Target]:
+    """A server, which must end well."""
+    command = [sys.executable, str(Path(__file__)), str(folder), json.dumps(limits)]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        until(lambda: (folder / "port").exists() and (folder / "port").read_text() != "" or process.poll() is not None)
+        server = Target(process, folder)
+        until(lambda: _answers(server) or process.poll() is not None)
+        yield server
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=PATIENCE_S) == -signal.SIGTERM, server.log()
+        assert "Traceback" not in server.log() and "Error" not in server.log(), server.log()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(server: Target) -> bool:
+    try:
+        return server.ask("/ready")[0] == 200
+    except OSError:
+        return False
+
+
+class Listener:
+    """Somebody with the token who hears one utterance after the other."""
+
+    def __init__(self, server: Target):
+        self._server = server
+        self._waits: list[float] = []
+        self._wrong: list[Exception] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._listen)
+
+    def _listen(self) -> None:
+        try:
+            with self._server.speaker() as line:
+                for number in range(1_000_000):
+                    if self._stop.is_set():
+                        return
+                    line.send(json.dumps({"type": "text", "context": str(number), "text": _SAID, "end": True}))
+                    end, before = False, time.monotonic()
+                    while not end:
+                        message = line.recv(timeout=PATIENCE_S)
+                        now = time.monotonic()
+                        self._waits.append(now - before)
+                        before = now
+                        end = isinstance(message, str) and json.loads(message)["type"] in ("end", "error")
+                        assert isinstance(message, bytes) or json.loads(message)["type"] != "error", message
+        except Exception as error:
+            self._wrong.append(error)
+
+    def __enter__(self) -> "Listener":
+        self._thread.start()
+        until(lambda: len(self._waits) > 30 or self._wrong)
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._stop.set()
+        self._thread.join(timeout=PATIENCE_S)
+        assert not self._wrong, self._wrong
+        assert not self._thread.is_alive()
+
+    def longest_wait(self, during: Callable[[], object]) -> float:
+        """The longest wait between two of its messages, in seconds."""
+        first = len(self._waits)
+        during()
+        begun = len(self._waits)
+        until(lambda: len(self._waits) > begun + 5 or self._wrong)
+        return max(self._waits[first:])
+
+
+def frame(opcode: int, data: bytes = b"", *, end: bool = True) -> bytes:
+    """A client's frame."""
+    size = len(data)
+    head = bytes([opcode | (0x80 if end else 0)])
+    if size < 126:
+        head += bytes([0x80 | size])
+    else:
+        head += struct.pack("!BH", 0x80 | 126, size) if size < 65536 else struct.pack("!BQ", 0x80 | 127, size)
+    return head + bytes(4) + data  # a mask of zeros changes nothing
+
+
+def send_all(line: socket.socket, data: bytes, most: int, seconds: float = 3.0) -> int:
+    """Send `data` again and again, until so many bytes are sent, nobody takes them any more, or the line is closed.
+    Returns the bytes that were taken."""
+    line.setblocking(False)
+    sent, end, rest = 0, time.monotonic() + seconds, data
+    try:
+        while sent < most and time.monotonic() < end:
+            try:
+                count = line.send(rest)
+                sent += count
+                rest = rest[count:] or data
+                end = time.monotonic() + seconds
+            except BlockingIOError:
+                time.sleep(0.01)
+    except OSError:
+        pass
+    return sent
+
+
+def is_closed(line: socket.socket) -> bool:
+    """The server has closed it; what it still sent is dropped."""
+    line.setblocking(False)
+    try:
+        while line.recv(1 << 16):
+            pass
+        return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+if __name__ == "__main__":
+    main()
