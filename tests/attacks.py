@@ -18,28 +18,34 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from waiting import PATIENCE_S, until
 from websockets.sync.client import ClientConnection, connect
 
 TOKEN = "a secret of the tests"
-ALLOWED_MB = 200
-"""That an attack may cost for a while."""
+_ALLOWED_MB = 200
+_ALLOWED_TIMES = 25
+"""What an attack may cost: memory; and how many times as long as in peace its loop, or a listener, may wait."""
 _BEAT_S = 0.005
 _SAID = "Hello there, how are you today? " * 8
 
 
 def main() -> None:
     """The server's process. Arguments: folder for what it tells, and more of `Limits` as JSON."""
+    from qwen_megakernel.backend import select
+    from qwen_megakernel.backend.interfaces import CpuSpeed
     from qwen_megakernel.engine.options import EngineOptions
     from qwen_megakernel.server.app import make_app, serve
     from qwen_megakernel.server.limits import Limits
     from qwen_megakernel.server.process import load_for_good
 
     told, limits = Path(sys.argv[1]), Limits(**json.loads(sys.argv[2]))
-    options = EngineOptions(device="cpu", max_streams=4, max_positions=256, max_queue=16, threads=1)
-    app = make_app(lambda: load_for_good("demo", options), model="demo", token=TOKEN, limits=limits)
+    select.measure = lambda *_: CpuSpeed(1, {1: 1e-4})  # beside other work fewer utterances would run at once
+    sizes = {"max_streams": 4, "max_positions": 256, "max_queue": 16, "queue_timeout": PATIENCE_S}
+    options = EngineOptions(device="cpu", threads=1, **sizes)
+    app = make_app(lambda: load_for_good("demo", options), model="demo", token=TOKEN, limits=limits, upload=True)
     life = app.router.lifespan_context
 
     @contextlib.asynccontextmanager
@@ -76,12 +82,18 @@ class Target:
     def __init__(self, process: subprocess.Popen, told: Path):
         self.process, self._told = process, told
         self.port = int((told / "port").read_text())
-        self.url = f"http://127.0.0.1:{self.port}"
+        self._lines: list[socket.socket] = []
 
     def line(self) -> socket.socket:
         line = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._lines.append(line)
         return line
+
+    def close_lines(self) -> None:
+        for line in self._lines:
+            line.close()
+        self._lines.clear()
 
     def ask(self, path: str, method: str = "GET", body: bytes | None = None, token: bool = False) -> tuple[int, bytes]:
         """Status and body of an answer."""
@@ -139,9 +151,13 @@ def target(folder: Path, **limits) -> Iterator[Target]:
         until(lambda: (folder / "port").exists() and (folder / "port").read_text() != "" or process.poll() is not None)
         server = Target(process, folder)
         until(lambda: _answers(server) or process.poll() is not None)
-        yield server
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=PATIENCE_S) == -signal.SIGTERM, server.log()
+        try:
+            yield server
+        finally:
+            process.send_signal(signal.SIGTERM)
+            ended = process.wait(timeout=PATIENCE_S)
+            server.close_lines()
+        assert ended == -signal.SIGTERM, server.log()
         assert "Traceback" not in server.log() and "Error" not in server.log(), server.log()
     finally:
         process.kill()
@@ -200,7 +216,57 @@ class Listener:
         during()
         begun = len(self._waits)
         until(lambda: len(self._waits) > begun + 5 or self._wrong)
+        assert not self._wrong, self._wrong
         return max(self._waits[first:])
+
+
+class Siege:
+    """Measures attacks on a server by what the same costs in peace."""
+
+    def __init__(self, server: Target, listener: Listener):
+        self.server, self._listener = server, listener
+        body = json.dumps({"model": "demo", "input": _SAID[:200], "response_format": "pcm"}).encode()
+        ask = partial(server.ask, "/v1/audio/speech", "POST", body, token=True)
+        self._calm_wait, self._calm_stall, _ = self._cost(ask)
+
+    def _cost(self, during: Callable[[], object]) -> tuple[float, float, float]:
+        before = self.server.memory_mb
+        self.server.reset_stall()
+        wait = self._listener.longest_wait(during)
+        return wait, self.server.stall_s, self.server.memory_mb - before
+
+    def attack(self, attack: Callable[[], object]) -> None:
+        """Attack. Others must not notice."""
+
+        def watched() -> None:
+            thread = threading.Thread(target=attack_safely)
+            thread.start()
+            while thread.is_alive():
+                assert self.server.ask("/ready")[0] == self.server.ask("/health")[0] == 200
+                thread.join(timeout=0.2)
+
+        def attack_safely() -> None:
+            try:
+                attack()
+            except BaseException as error:
+                wrong.append(error)
+
+        wrong: list[BaseException] = []
+        wait, stall, megabytes = self._cost(watched)
+        if wrong:
+            raise wrong[0]
+        print(f"wait {wait:.2f} ({self._calm_wait:.2f}) s, stall {1000 * stall:.0f} ms, {megabytes:.0f} MB more")
+        assert wait < _ALLOWED_TIMES * self._calm_wait, "the listener heard a gap"
+        assert stall < _ALLOWED_TIMES * max(self._calm_stall, 0.002), "the event loop stood still"
+        assert megabytes < _ALLOWED_MB
+        assert "Traceback" not in self.server.log(), self.server.log()
+
+
+@contextlib.contextmanager
+def siege(folder: Path, **limits) -> Iterator[Siege]:
+    """A server with a listener, which must end well."""
+    with target(folder, **limits) as server, Listener(server) as listener:
+        yield Siege(server, listener)
 
 
 def frame(opcode: int, data: bytes = b"", *, end: bool = True) -> bytes:

@@ -182,8 +182,9 @@ class _Server(uvicorn.Server):
         """Clients that do not take the end of their answer, or do not send the end of their request, have a moment."""
 
         def drop_all() -> None:
-            for connection in list(self.server_state.connections):
-                connection.transport.abort()
+            ours: Any = self.server_state.connections
+            for connection in list(ours):
+                connection.drop()
 
         late = asyncio.get_running_loop().call_later(_LINGER_S, drop_all)
         await super().shutdown(sockets)

@@ -61,13 +61,14 @@ class HttpConnection(HttpToolsProtocol):
         self._head = self._fields = 0  # bytes and number of a request's headers and trailers
         self._ignored = 0  # bytes of its body that came behind its answer
         self._refusal: ApiError | None = None
+        self._answered: Any = None  # uvicorn's state of the request that is answered
         most, taken = self.limits.connections, len(self.connections)
         if taken > most and (longest := next(iter(self.resting), None)):
-            longest._drop()
+            longest.drop()
             taken -= 1
         self._spare = taken > most
         if taken > most + self.limits.spare_connections:
-            self._drop()
+            self.drop()
             return
         self.resting[self] = None
         self._start_timer()
@@ -75,12 +76,27 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self.resting.pop(self, None)
+        self._hang_up()
         super().connection_lost(exc)
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """End the connection at once."""
         self.resting.pop(self, None)
         self.connections.discard(self)
+        self._hang_up()
         self.transport.abort()
+
+    def _hang_up(self) -> None:
+        """Nobody gets the answers. uvicorn tells that to the last request only."""
+        for cycle in [self._answered, *(cycle for cycle, _ in self.pipeline)]:
+            if cycle:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.pipeline.clear()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _start_timer(self) -> None:
         if self._timer is None:
@@ -153,8 +169,7 @@ class HttpConnection(HttpToolsProtocol):
         try:
             await app(scope, receive, send)
         except asyncio.CancelledError:  # the server ends; uvicorn would log a traceback
-            self.cycle.disconnected = True
-            self.transport.abort()
+            self.drop()
 
     def on_body(self, body: bytes) -> None:
         self._loose = 0
@@ -178,7 +193,7 @@ class HttpConnection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what cannot be read, or is not wanted, and close."""
         if self.cycle and not self.cycle.response_complete:
-            self._drop()  # nothing may come between the bytes of an answer
+            self.drop()  # nothing may come between the bytes of an answer
             return
         error = self._refusal or ApiError(400, "invalid", "this is not HTTP/1.1 as it must be")
         body = json.dumps({"error": error_body(error)}).encode()
@@ -221,6 +236,11 @@ class SocketConnection(WebSocketsSansIOProtocol):
             self._turn.cancel()
         super().connection_lost(exc)
 
+    def drop(self) -> None:
+        """End the connection at once."""
+        self.disconnected = True
+        self.transport.abort()
+
     # ------------------------------------------------------------ from the client
 
     def data_received(self, data: bytes) -> None:
@@ -235,9 +255,9 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
     def _go_on(self) -> None:
         """Read what is left, in the event loop's next turn."""
-        if self._unread and not self._turn:
-            self.transport.pause_reading()
-            self._turn = self.loop.call_soon(self._read)
+        if self._unread:
+            self.transport.pause_reading()  # uvicorn may have resumed it
+            self._turn = self._turn or self.loop.call_soon(self._read)
 
     def _read(self) -> None:
         if self._turn:
