@@ -68,11 +68,12 @@ async def _beat(told: Path) -> None:
     worst, before = 0.0, time.thread_time()
     while True:
         await asyncio.sleep(_BEAT_S)
-        now = time.thread_time()
-        worst, before = max(worst, now - before), now
-        if not told.exists():
-            worst = 0.0
-        told.write_text(str(worst))
+        took, begun = time.thread_time() - before, not told.exists()
+        if begun or took > worst:
+            worst = 0.0 if begun else took
+            new = told.with_suffix(".new")
+            new.write_text(str(worst))
+            new.replace(told)  # never half a number
         before = time.thread_time()
 
 
@@ -134,7 +135,6 @@ class Target:
     @property
     def stall_s(self) -> float:
         """The most processor time between two beats of its loop since `reset_stall`."""
-        until(lambda: (self._told / "stall").read_text() != "")
         return float((self._told / "stall").read_text())
 
     def log(self) -> str:

@@ -4,6 +4,7 @@ import base64
 import http.client
 import io
 import json
+import logging
 import signal
 import socket
 import subprocess
@@ -42,9 +43,10 @@ from serving import (
 from qwen_megakernel import BackendError, EngineClosed, EngineDied, SamplingParams, TTSEngine, Voice, VoiceError
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model.pcm import pcm16
-from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.api_error import ApiError, listed
 from qwen_megakernel.server.app import make_app
-from qwen_megakernel.server.bodies import SPEECH
+from qwen_megakernel.server.bodies import BATCH, SPEECH
+from qwen_megakernel.server.connections import FewLines
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.service import OPENAI_MODELS
 
@@ -167,6 +169,35 @@ BODIES = [
     (b'{"input": "\xe4"}', 400, "the body cannot be read as JSON: send UTF-8"),
     (b'{"seed": ' + b"9" * 5000 + b"}", 400, "without deep nesting or numbers of thousands of digits"),
 ]
+
+
+@pytest.mark.parametrize(
+    "path, body, words",
+    [
+        (SPEECH, {str(n): 0 for n in range(101)}, "a JSON object here has at most 100 fields, got 101"),
+        (SPEECH, {"voice": [0] * 3000}, "voice must be a name"),
+        (BATCH, {"model": "demo", "inputs": [0] * 1001}, "inputs has 1001 entries, at most 1000 are allowed"),
+    ],
+)
+def test_many_mistakes_are_one_error(server, path, body, words):
+    content = json.dumps(body).replace(" ", "")
+    refused = post(server.url + path, content=content, headers={"content-type": "application/json"})
+    assert refused.status_code == 400 and words in refused.json()["error"]["message"] and len(refused.content) < 500
+
+
+def test_a_list_in_a_message_is_cut():
+    assert listed(["a"]) == "a" and listed([str(n) for n in range(12)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"
+
+
+def test_a_flood_of_lines_is_counted_and_not_logged():
+    few, lines = FewLines(3), []
+    for second, count in ((1, 5), (2, 1), (3, 2)):
+        for _ in range(count):
+            record = logging.LogRecord("a", logging.WARNING, "", 0, "%s came", ("x",), None)
+            record.created = second + 0.5
+            if few.filter(record):
+                lines.append(record.getMessage())
+    assert lines == ["x came"] * 3 + ["x came (and 2 more lines)"] + ["x came"] * 2
 
 
 @pytest.mark.parametrize("content, status, words", BODIES, ids=lambda value: str(value)[:20])

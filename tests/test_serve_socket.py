@@ -17,6 +17,7 @@ from waiting import slow_case
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.stream_api import PATH as STREAM
 from qwen_megakernel.server.websocket_api import PATH
 
@@ -268,6 +269,27 @@ def test_a_flood_that_nobody_reads_is_not_taken_in():
 
     asgi(small_demo, PATH, receive, stall, limits=LIMITS)
     assert 900 < sent < 1100
+
+
+def test_sound_that_nobody_reads_is_not_kept_for_ever():
+    """More than `max_unsent` closes the socket, long before the client counts as silent."""
+    text = {"type": "text", "context": "a", "text": LONG, "end": True}
+    told = iter([{"type": "websocket.connect"}, {"type": "websocket.receive", "text": json.dumps(text)}])
+    sent = 0
+
+    async def receive():
+        message = next(told, None)
+        return message or await asyncio.Event().wait()
+
+    async def stall(message) -> None:
+        nonlocal sent
+        sent += len(message.get("bytes") or b"")
+        if sent:
+            await asyncio.Event().wait()
+
+    limits = Limits(max_unsent=20_000, idle_s=10 * PATIENCE_S, total_s=10 * PATIENCE_S)
+    asgi(small_demo, PATH, receive, stall, limits=limits)
+    assert 0 < sent < 20_000
 
 
 @pytest.mark.parametrize(

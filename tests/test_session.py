@@ -80,6 +80,29 @@ async def until(condition) -> None:
             await asyncio.sleep(0.001)
 
 
+def test_a_long_chunk_comes_in_blocks_between_which_others_have_their_turn(executor):
+    engine, long = FakeEngine(), np.arange(5 * 24000, dtype=np.float32)
+    engine.gate.set()
+
+    async def main():
+        session, turns = SpeechSession(engine, executor, REQUEST), []
+        await session.begin("a")
+        made = engine.made[0]
+        made.on_chunk(Chunk(long, np.zeros((0, 16), np.int64), 24000))
+        made.done = True
+        made.on_end()
+        heard = []
+        async for samples in sounds(session):
+            heard.append(samples)
+            asyncio.get_running_loop().call_soon(turns.append, len(heard))
+            if len(heard) > 1:
+                assert turns[-1] == len(heard) - 1
+        return heard
+
+    heard = asyncio.run(main())
+    assert [len(block) for block in heard] == [48000, 48000, 24000] and np.array_equal(np.concatenate(heard), long)
+
+
 @pytest.mark.parametrize("opening", ["", "a"])
 def test_chunks_come_in_order_and_then_the_whole(executor, opening):
     engine = FakeEngine()

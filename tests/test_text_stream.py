@@ -319,6 +319,21 @@ def test_pauses_are_found(text, parts):
     assert TextFrontEnd().whole(text) == parts
 
 
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_no_short_text_is_a_long_silence(caplog, size):
+    """60 s, and 0.07 s for each character before a pause that is no blank: 100 allow 7 s."""
+    text = "[pause 10s]" * 7 + "a" * 100 + " " * 500 + "[pause 7s][pause 1ms]b"
+    stream, parts = TextFrontEnd(lenient=True).stream(), []
+    for start in range(0, len(text), size):
+        parts += stream.push(text[start : start + size])
+    parts += stream.finish()
+    assert [part.seconds for part in parts if isinstance(part, Pause)] == [10.0] * 6 + [7.0]
+    assert caplog.text.count("over 60 seconds longer than the speech before them") == 1
+    TextFrontEnd().whole("[pause 10s]" * 6 + "a")
+    with pytest.raises(TextError, match="the text's pauses are together over 60 seconds longer"):
+        TextFrontEnd().whole(text)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
