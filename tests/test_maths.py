@@ -19,7 +19,7 @@ ROWS = [
     ("english", "It is big.[1] Also [2, 3] and [4-6].", "It is big. Also and ."),
     ("english", "It grew【4†source】 fast【12:3†a.pdf】.", "It grew fast."),
     ("chinese", "【重要】增长了【4†source】。", "【重要】增长了。"),
-    ("english", "Set a[3] = 5 and b[0].", "Set a three = five and b zero."),
+    ("english", "Set a[3] = 5 and b[0].", "Set a three equals five and b zero."),
     ("english", "See [1](http://example.com/2) now.", "See one now."),
     ("english", "Both.[1][2]", "Both."),
     ("english", "So \\boxed{x^2 + 1} and \\textbf{a well-known word}.",

@@ -287,6 +287,7 @@ def time_row(language: str, hour: int, minute: int) -> tuple[str, str]:
 
 def ordinal_row(language: str, number: int) -> tuple[str, str]:
     said = num2words(number, lang=CODES[language], to="ordinal")
+    said = "duodécimo" if said == "décimosegundo" else said  # a fault of its Spanish
     if language == DE:
         return f"der {number}. Versuch", f"der {said} Versuch"
     end = ORDINAL_ENDS.get(language, {}).get(number, {EN: "th", FR: "e", ES: ".º"}[language])
@@ -305,7 +306,8 @@ def money_row(language: str, amount: str, sign: str) -> tuple[str, str]:
 def generated() -> list[tuple[str, str, str, str]]:
     rows = []
     for language, code in CODES.items():
-        rows += [("count", language, str(n), num2words(n, lang=code)) for n in COUNTS]
+        counts = {n: num2words(n, lang=code).replace("uno mil", "un mil") for n in COUNTS}  # a fault of its Spanish
+        rows += [("count", language, str(n), said) for n, said in counts.items()]
         rows += [("ordinal", language, *ordinal_row(language, n)) for n in ORDINALS]
         rows += [("date", language, *date_row(language, *day)) for day in DAYS]
         rows += [("date in digits", language, *numeric_date_row(language, *day)) for day in DAYS]

@@ -6,8 +6,9 @@ from decimal import Decimal
 
 from num2words import num2words
 
-from qwen_megakernel.text import currency
-from qwen_megakernel.text.rule import DASH, Around, Rules, ends_of, keep
+from qwen_megakernel.text import currency, russian
+from qwen_megakernel.text.agreement import Agreement
+from qwen_megakernel.text.rule import DASH, Around, Kept, Rules, ends_of, keep
 from qwen_megakernel.text.spoken import Spoken
 
 _SCALES = {
@@ -16,11 +17,14 @@ _SCALES = {
     "de": "3 K k Tsd Tsd. tausend Tausend : tausend, 6 M Mio Mio. Million Millionen : Million Millionen, 9 B bn Mrd "
     "Mrd. Milliarde Milliarden : Milliarde Milliarden, 12 Bio Bio. Billion Billionen : Billion Billionen",
     "fr": "3 K k mille : mille, 6 M Mio million millions : million millions, 9 B Md Mds Mrd milliard milliards : "
-    "milliard milliards",
-    "es": "3 K k mil : mil, 6 M MM mill. mln millón millones : millón millones, 9 B : mil_millones mil_millones",
+    "milliard milliards, 12 billion billions : billion billions",
+    "es": "3 K k mil : mil, 6 M MM mill. mln millón millones : millón millones, 9 B : mil_millones mil_millones, 12 "
+    "billón billones : billón billones",
     "it": "3 K k mila : mila, 6 M Mln mln mln. Mio milione milioni : milione milioni, 9 B mld mld. Mld miliardo "
     "miliardi : miliardo miliardi",
-    "pt": "3 K k mil : mil, 6 M mi mln milhão milhões : milhão milhões, 9 B bi bilhão bilhões : bilhão bilhões",
+    "pt": "3 K k mil : mil, 6 M mi mln milhão milhões : milhão milhões, 9 B bi bilhão bilhões : bilhão bilhões, 12 "
+    "trilhão "
+    "trilhões : trilhão trilhões",
     "ru": "3 K k тыс тыс. тысяча тысячи тысяч : тысяч, 6 M млн млн. миллион миллиона миллионов : миллион миллиона "
     "миллионов, 9 B млрд млрд. миллиард миллиарда миллиардов : миллиард миллиарда миллиардов, 12 T трлн трлн. : "
     "триллион триллиона триллионов",
@@ -37,14 +41,14 @@ _CROWD = frozenset(
     "followers subscribers users views likes downloads people readers members customers employees words tokens steps "
     "miles parameters params rows lines stars visitors fans viewers".split()
 )
-DOTTED = frozenset("Std. Sek. Min. ч. мин. сек.".split())
+DOTTED = frozenset("Std. Sek. Min. ч. мин. сек. коп.".split())
 """Units that end with the dot of an abbreviation."""
 _DOTTED_IN = {
     "en": frozenset("oz. lb. lbs. ft. hr. hrs. mi. min. mins. sec. secs. tsp. tbsp. yd. yds. qt. gal.".split()),
     "de": frozenset(["Pck."]),
 }
 
-GENITIVE = frozenset("от до около более менее свыше больше меньше с со из без кроме".split())
+GENITIVE = russian.GENITIVE
 _SCORE = frozenset(
     "won win wins lost lose beat score scored scores draw drew drawn tied tie finished led lead ahead gewann "
     "gewinnt gewonnen verlor verloren siegte endete spielte gagné perdu battu score ganó perdió vinto perso "
@@ -57,6 +61,7 @@ class _Amounts:
 
     def __init__(self, spoken: Spoken, around: Around):
         self.spoken, self.around = spoken, around
+        self.agree = Agreement(spoken.code, around)
         self.scales: dict[str, tuple[int, list[str]]] = {}
         for row in _SCALES[spoken.code].split(", "):
             written, _, said = row.partition(":")
@@ -100,7 +105,8 @@ class _Amounts:
             return ("两" if two else self.spoken.cardinal(value, mark)) + forms[0]
         gender = "f" if self.spoken.code == "de" else "m"
         number = self.spoken.before_noun(self.spoken.cardinal(value, mark), value, gender)
-        return f"{number} {forms[min(self.form(value), len(forms) - 1)]}"
+        form = scale if scale in forms and self.spoken.one else forms[min(self.form(value), len(forms) - 1)]
+        return f"{number} {form}"
 
     def form(self, value: str) -> int:
         if self.spoken.code == "pt":
@@ -119,6 +125,31 @@ class _Amounts:
             return None
         return words + ("" if self.spoken.joined else " ") + many
 
+    def in_case(self, found: re.Match[str], sign: str, written: str, scale: str | None) -> str | None:
+        """An amount of money in Russian behind a word that takes a case; None if the nominative says it."""
+        forms, gender, _ = self.spoken.forms_of(sign) if self.spoken.code == "ru" else ([], "m", [])
+        if not forms:
+            return None
+        if scale:
+            said = self.scaled_in_case(found, written, scale)
+            return said and (said if isinstance(said, Kept) else f"{said} {forms[-1]}")
+        value = self.spoken.value(written)
+        if "." in value and self.around.word_before(found) in GENITIVE:
+            return None if not int(value.partition(".")[2]) else keep(found[0])
+        return russian.measured(self.around, found, value, forms, gender) if "." not in value else None
+
+    def scaled_in_case(self, found: re.Match[str], written: str, scale: str) -> str | None:
+        """более 5 млн: более пяти миллионов"""
+        before = self.around.word_before(found)
+        if self.spoken.code != "ru" or russian.case_before(before) == "n":
+            return None
+        value, (power, forms) = self.spoken.value(written), self.scales[scale]
+        if power == 3:
+            exact = self.exact(written, scale)
+            case = russian.case_before(before)
+            return russian.number(exact, case) if exact and case != "d" else keep(found[0])
+        return russian.measured(self.around, found, value, forms, "m")
+
     def russian(
         self, found: re.Match[str], first: str, last: str, noun: str = "", scale: str | None = None
     ) -> str | None:
@@ -126,9 +157,18 @@ class _Amounts:
         ends = [self.spoken.value(first), self.spoken.value(last)]
         if self.spoken.code != "ru" or not all(end.isdecimal() and len(end) < 10 for end in ends):
             return None
-        said = " до ".join(num2words(int(end), lang="ru", case="g") for end in ends)
-        start = "" if self.around.word_before(found) in GENITIVE else "от "
+        before = self.around.word_before(found)
+        case = russian.case_before(before)
         many = self.scales[scale][1][-1] if scale else ""
+        if case == "d":
+            return None
+        if case == "a" or (case == "g" and before not in ("от", "с", "со")):
+            if case == "a" and self.spoken.form(ends[1]) != 2:
+                return None
+            words = "-".join(russian.number(end, "g" if case == "g" else "n") for end in ends)
+            return " ".join(f"{words} {many} {noun}".split())
+        said = " до ".join(num2words(int(end), lang="ru", case="g") for end in ends)
+        start = "" if before in GENITIVE else "от "
         return " ".join(f"{start}{said} {many} {noun}".split())
 
     def range(self, first: str | None, last: str | None) -> str | None:
@@ -137,6 +177,8 @@ class _Amounts:
         blank = self.spoken.around_dot
         if self.spoken.code == "ru":
             return f"{first} – {last}"
+        if self.spoken.code == "it":
+            return f"{first}-{last}"  # dieci-quindici: with any word before it
         start = "" if self.spoken.code == "ko" else blank
         return f"{first}{start}{self.spoken.to}{blank}{last}"
 
@@ -204,7 +246,9 @@ def _money(amounts: _Amounts) -> Rules:
 
     def single(found: re.Match[str]) -> str | None:
         minus, name, written, size = found[1], found[2], found[3], found[4]
-        money = amounts.money(name, written, size)
+        money = amounts.in_case(found, name, written, size) or amounts.money(name, written, size)
+        if isinstance(money, Kept):
+            return money
         return amounts.minus(minus) + money if money else None
 
     yield rf"(?<![\w])([-−])?{sign} ?({number}){scale}{ends}(?![-–~]\d){tail}", single
@@ -219,9 +263,9 @@ def _money(amounts: _Amounts) -> Rules:
 
     def trailing(found: re.Match[str]) -> str | None:
         minus, written, size, name = found[1], found[2], found[3], found[4]
-        money = amounts.money(name, written, size)
-        if not money:
-            return None
+        money = amounts.in_case(found, name, written, size) or amounts.money(name, written, size)
+        if not money or isinstance(money, Kept):
+            return money
         return amounts.minus(minus) + money + (amounts.around.stop(found, False) if name[-1] == "." else "")
 
     yield rf"(?<![\w.,])([-−])?({number}){scale} ?{behind}{letters}", trailing
@@ -261,7 +305,12 @@ def _scaled(amounts: _Amounts) -> Rules:
     def single(found: re.Match[str]) -> str | None:
         if not is_scale(found, found[2], found[3]):
             return None
+        said = amounts.scaled_in_case(found, found[2], found[3])
+        if said:
+            return said if isinstance(said, Kept) else said + stop(found, found[3])
         said = amounts.words(found[2], found[3])
+        exact = said and amounts.exact(found[2], found[3])
+        said = amounts.agree(found, exact, said, True) if said and exact else said
         return said and amounts.minus(found[1]) + said + stop(found, found[3])
 
     yield rf"(?<![\w.,-])({number}){scale}? ?{DASH} ?({number}){scale}(?!\w)", ranged
@@ -271,13 +320,16 @@ def _scaled(amounts: _Amounts) -> Rules:
 def units(spoken: Spoken, around: Around) -> Rules:
     """Numbers with a unit, alone or as a range."""
     amounts, number = _Amounts(spoken, around), spoken.pattern
+    nouns = [] if spoken.code == "ru" else [*spoken.nouns]  # counted by their endings
     abbreviated = [name for name in dotted(spoken) if name[:-1] in spoken.units]
-    names = "|".join(sorted(map(re.escape, [*spoken.units, *spoken.nouns, *abbreviated]), key=len, reverse=True))
+    names = "|".join(sorted(map(re.escape, [*spoken.units, *nouns, *abbreviated]), key=len, reverse=True))
 
     def mark(written: str) -> str:
         return "," if re.search(r",\d+$", written) else "."
 
     def stop(found: re.Match[str], said: str | None, unit: str) -> str | None:
+        if isinstance(said, Kept):
+            return said
         return said and said + (around.stop(found, spoken.code == "de") if unit[-1] == "." else "")
 
     def counted(written: str, unit: str, minus: str | None = None) -> str | None:
@@ -299,14 +351,14 @@ def units(spoken: Spoken, around: Around) -> Rules:
             start = counted(first, last_unit, minus) or start
         return amounts.range(start, counted(last, last_unit))
 
-    def genitive(found: re.Match[str]) -> str | None:
+    def in_case(found: re.Match[str]) -> str | None:
         """около 5 км: in Russian the number takes the case of the word before it."""
-        value, unit = spoken.value(found[2]), found[3].rstrip(".")
-        if spoken.code != "ru" or found[1] or around.word_before(found) not in GENITIVE or not value.isdecimal():
+        unit = found[3].rstrip(".")
+        if spoken.code != "ru" or found[1] or unit not in spoken.units:
             return None
-        forms = [form for form in spoken.units.get(unit, ()) if form != "f"]
-        is_one = not spoken.form(value)
-        return f"{num2words(int(value), lang='ru', case='g')} {forms[1 if is_one else 2]}" if forms else None
+        *forms, last = spoken.units[unit]
+        forms, gender = (forms, "f") if last == "f" else ([*forms, last], "m")
+        return russian.measured(around, found, spoken.value(found[2]), forms, gender)
 
     ends = r"(?<!%)(?![A-Za-z0-9_À-ɏЀ-ӿ²³]|/[A-Za-z0-9])|(?<=%)" if spoken.joined else r"(?![\w²³/])"
     ends = f"(?:{ends})"
@@ -314,13 +366,14 @@ def units(spoken: Spoken, around: Around) -> Rules:
     yield rf"(?<![\w.,-])([-−])?({number}) ?({names})? ?{DASH} ?({number}) ?({names}){ends}", ranged
     yield (
         rf"(?<![\w.,])(?<!\d[-–~])([-−])?({number}) ?({names}){ends}",
-        lambda f: stop(f, genitive(f) or counted(f[2], f[3], f[1]), f[3]),
+        lambda f: stop(f, in_case(f) or counted(f[2], f[3], f[1]), f[3]),
     )
 
 
 def ranges(spoken: Spoken, around: Around) -> Rules:
     """Two numbers with a dash between. A hyphen counts only if the second one is larger: 3-2 is a score."""
     amounts, number = _Amounts(spoken, around), spoken.pattern
+    ru = russian.Russian(spoken, around) if spoken.code == "ru" else None
 
     def said(found: re.Match[str]) -> str | None:
         first, last = spoken.value(found[1]), spoken.value(found[3])
@@ -333,9 +386,13 @@ def ranges(spoken: Spoken, around: Around) -> Rules:
         if around.word_before(found) in GENITIVE and (russian := amounts.russian(found, found[1], found[3])):
             return russian
         words = [
-            spoken.cardinal(value, "," if "," in written else ".")
+            (ru.count if ru else amounts.agree)(
+                found, value, spoken.cardinal(value, "," if "," in written else "."), True
+            )
             for value, written in ((first, found[1]), (last, found[3]))
         ]
+        if any(isinstance(word, Kept) for word in words):
+            return keep(found[0])
         return "-".join(words) if spoken.code == "ru" else amounts.range(*words)
 
     guard = r"(?![.,:/_]?\d)(?![-–~]\d)(?![A-Za-zÀ-ɏЀ-ӿ])" + ("(?![가-힣])" if spoken.code == "ko" else "")

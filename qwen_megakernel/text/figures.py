@@ -3,7 +3,9 @@
 import re
 from math import gcd
 
+from qwen_megakernel.text.european import MAY_BE_ROMAN
 from qwen_megakernel.text.rule import Around, Rules, ends_of, keep
+from qwen_megakernel.text.russian import KINGS as RUSSIAN_KINGS
 from qwen_megakernel.text.spoken import Spoken
 
 _CALLED = frozenset("call dial text phone tel notruf pin".split())
@@ -11,12 +13,16 @@ _SERIAL = frozenset("isbn issn isbn-10 isbn-13 ean imei iban".split())
 _PARTS = {
     "en": "half/halves third/thirds quarter/quarters fifth/fifths sixth/sixths 0 eighth/eighths 0 tenth/tenths",
     "de": "halb Drittel Viertel Fünftel Sechstel 0 Achtel 0 Zehntel",
-    "fr": "demi/demis tiers quart/quarts cinquième/cinquièmes sixième/sixièmes 0 huitième/huitièmes 0 dixième/dixièmes",
-    "es": "medio/medios tercio/tercios cuarto/cuartos quinto/quintos sexto/sextos 0 octavo/octavos 0 décimo/décimos",
-    "it": "mezzo/mezzi terzo/terzi quarto/quarti quinto/quinti sesto/sesti 0 ottavo/ottavi 0 decimo/decimi",
-    "pt": "meio/meios terço/terços quarto/quartos quinto/quintos sexto/sextos 0 oitavo/oitavos 0 décimo/décimos",
-    "ru": "вторая/вторых третья/третьих четвёртая/четвёртых пятая/пятых шестая/шестых 0 восьмая/восьмых 0 "
-    "десятая/десятых",
+    "fr": "demi/demis tiers quart/quarts cinquième/cinquièmes sixième/sixièmes septième/septièmes huitième/huitièmes "
+    "neuvième/neuvièmes dixième/dixièmes",
+    "es": "medio/medios tercio/tercios cuarto/cuartos quinto/quintos sexto/sextos séptimo/séptimos octavo/octavos "
+    "noveno/novenos décimo/décimos",
+    "it": "mezzo/mezzi terzo/terzi quarto/quarti quinto/quinti sesto/sesti settimo/settimi ottavo/ottavi nono/noni "
+    "decimo/decimi",
+    "pt": "meio/meios terço/terços quarto/quartos quinto/quintos sexto/sextos sétimo/sétimos oitavo/oitavos "
+    "nono/nonos décimo/décimos",
+    "ru": "вторая/вторых третья/третьих четвёртая/четвёртых пятая/пятых шестая/шестых седьмая/седьмых восьмая/восьмых "
+    "девятая/девятых десятая/десятых",
 }
 _AND = {"en": " and ", "de": " und ", "fr": " et ", "es": " y ", "it": " e ", "pt": " e ", "ru": " и ", "zh": "又"}
 _AND |= {"ja": "と", "ko": "과 "}
@@ -119,12 +125,14 @@ def fractions(spoken: Spoken, around: Around) -> Rules:
             return said
         *forms, last = spoken.units[unit]
         forms = [form for form in [*forms, last] if form != "f"]
+        if spoken.code in ("es", "it", "pt") and said in ("un medio", "un mezzo", "um meio"):
+            said = said.partition(" ")[2]
         return f"{said}{'' if spoken.joined else ' '}{forms[1 if found[1] and len(forms) > 1 else 0]}"
 
     def say(found: re.Match[str]) -> str | None:
         whole, written = found[1], VULGAR.get(found[2], found[2])
         top, bottom = (int(figure) for figure in written.split("/"))
-        if not 0 < top < bottom <= 10 or bottom == 7 or bottom == 9 or gcd(top, bottom) > 1:
+        if not 0 < top < bottom <= 10 or gcd(top, bottom) > 1 or not part(top, bottom):
             return None
         if found[2] not in VULGAR and not whole and around.word_before(found) in _DATED:
             return keep(found[0])
@@ -179,9 +187,9 @@ _CHAPTERS = {
     "en": "Chapter Part Volume Book Act Section Appendix Phase Type Stage Title Article Figure Table Annex War Bowl",
     "de": "Kapitel Teil Band Akt Abschnitt",
     "fr": "Chapitre chapitre Tome tome Partie Acte Livre",
-    "es": "Capítulo capítulo Tomo Parte Acto siglo Siglo Libro",
+    "es": "Capítulo capítulo Tomo tomo Parte Acto Libro",
     "it": "Capitolo capitolo Tomo Parte Atto Libro",
-    "pt": "Capítulo capítulo Tomo Parte Ato século Século Livro",
+    "pt": "Capítulo capítulo Tomo Parte Ato Livro",
     "ru": "Глава глава Том Часть Акт",
 }
 _KINGS = {
@@ -199,8 +207,8 @@ _KINGS = {
     "ru": "Пётр Петр Николай Александр Павел Екатерина Елизавета Людовик Генрих Карл Фридрих Вильгельм Иван Наполеон",
 }
 _QUEENS = frozenset("Isabel Maria Elisabetta Elizabeth Екатерина Елизавета Élisabeth Elisabeth Katharina".split())
-_ALL = {name for names in (*_CHAPTERS.values(), *_KINGS.values()) for name in names.split()}
-BEFORE_ROMAN = re.compile(rf"\b(?:{ends_of(' '.join(sorted(_ALL)))}) [IVXLC]")
+_ALL = {name for names in (*_CHAPTERS.values(), *_KINGS.values(), " ".join(RUSSIAN_KINGS)) for name in names.split()}
+BEFORE_ROMAN = re.compile(rf"\b(?:{ends_of(' '.join(sorted(_ALL)))}) [IVXLC]|{MAY_BE_ROMAN}")
 """A text with this may be changed."""
 _ROMAN = re.compile(r"(?=[IVXLC])(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 _VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
@@ -216,6 +224,9 @@ def roman(spoken: Spoken, word: str, before: str) -> str | None:
     number = sum(-a if a < b else a for a, b in zip(values, [*values[1:], 0], strict=True))
     if before in _CHAPTERS[spoken.code].split() and (before, word) not in (("War", "I"), ("Type", "V"), ("Type", "X")):
         return spoken.cardinal(str(number))
+    if spoken.code == "ru" and before in RUSSIAN_KINGS:
+        case, gender = RUSSIAN_KINGS[before]
+        return spoken.ordinal(str(number), case=case, gender=gender)
     if before not in _KINGS[spoken.code].split() or (word == "I" and spoken.code == "en"):
         return None
     queen = before in _QUEENS

@@ -14,13 +14,16 @@ from qwen_megakernel.text.words import Words
 _LETTERS = r"[A-Za-zÀ-ÖØ-öø-ɏЀ-џ]{1,60}"  # Latin and Cyrillic letters, with no digits of any kind
 _WORD = rf"{_LETTERS}(?:['’-]{_LETTERS}){{0,5}}[.,;:!?]?"
 _PLAIN = re.compile(rf"{_WORD}(?: {_WORD})*")
+_ROMAN = frozenset("IVXLCХ")
 _BEGINS = frozenset("<`~")  # with these begins what is left out
 
 
 def is_plain(text: str) -> bool:
     """Does the normalizer certainly leave the text as it is? A quick check for words with one blank between and at most
     one mark after each. Most sentences of a bot are like this."""
-    return _PLAIN.fullmatch(text) is not None and not BEFORE_ROMAN.search(text)
+    if _PLAIN.fullmatch(text) is None:
+        return False
+    return _ROMAN.isdisjoint(text) or not BEFORE_ROMAN.search(text)
 
 
 class NormalizerStream:

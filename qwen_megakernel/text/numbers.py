@@ -7,18 +7,21 @@ from functools import cache, partial
 from num2words import num2words
 
 from qwen_megakernel.text import amounts, chinese, clock, currency, english, figures, german, korean, signs, years
+from qwen_megakernel.text.agreement import Agreement
 from qwen_megakernel.text.code import HARDWARE
-from qwen_megakernel.text.rule import Around, Kept, Rules, Say, keep, uncover
+from qwen_megakernel.text.european import European
+from qwen_megakernel.text.rule import DASH, Around, Kept, Rules, Say, keep, uncover
+from qwen_megakernel.text.russian import Russian
 from qwen_megakernel.text.spoken import Spoken
 from qwen_megakernel.text.stage import is_cjk
 
 _ORDINAL_ENDS = {
     "en": r"(\d+)(?:st|nd|rd|th)\b",
-    "fr": r"(\d+)(?:er|re|ère|e|ème|eme|ième|nd|nde)\b",
+    "fr": r"(\d+)(?:er|re|ère|e|ème|eme|ième|nd|nde|d|ers|res|ères|es|èmes|ᵉ|ᵉʳ|ʳᵉ)(?!\w)",
     "es": r"(\d+)\.?(?:[ºª°]|er\b|ro\b|ra\b|do\b|da\b|to\b|ta\b|mo\b|ma\b|vo\b|va\b|no\b|na\b)",
     "it": r"(\d+)\.?[ºª°]",
     "pt": r"(\d+)\.?[ºª°]",
-    "ru": r"(\d+)-?(?:й|ый|ий|я|ая|е|ые|ое|го|му|м|х|ых)\b",
+    "ru": r"(\d+)-?(?:й|ый|ий|ой|я|ая|ю|ую|е|ые|ое|го|ого|му|ому|м|ом|х|ых)\b",
     "ko": r"(\d+)\s?번째",
 }
 _ORDINALS_BELOW = {"ko": 100}  # num2words fails at some larger ones; they are said as counts
@@ -30,11 +33,28 @@ _FOLLOWERS = {
     "pt": "de h",
     "ru": "год года году годом годы гг ч мин сек с",
 }
-_RUSSIAN_ENDS = {"я": {"gender": "f"}, "е": {"gender": "n"}, "о": {"case": "g"}, "у": {"case": "d"}, "м": {"case": "p"}}
+_RUSSIAN_ENDS = {
+    "я": {"gender": "f"},
+    "ю": {"gender": "f", "case": "a"},
+    "е": {"gender": "n"},
+    "о": {"case": "g"},
+    "у": {"case": "d"},
+    "м": {"case": "p"},
+}
 
 
 _JAPANESE = frozenset("年月日時分秒円万億兆千百個人本枚冊台匹歳回階度間目つ名ヶか件〜～：－．／")
 _FOLLOWING = {"zh": chinese.FOLLOWERS, "ja": _JAPANESE}
+
+
+_ANY_DASH = frozenset(DASH[1:-1])
+
+
+def _needs(pattern: str, is_joined: bool) -> frozenset[str]:
+    """The characters of which a phrase must have one for a rule; empty: any phrase may match."""
+    if DASH in pattern and not is_joined:
+        return _ANY_DASH
+    return getattr(pattern, "needs", frozenset[str]())
 
 
 @cache
@@ -61,9 +81,14 @@ class Numbers:
         small = [*spoken.months, *currency.CODES, *_FOLLOWERS.get(spoken.code, "").split()]
         self._small_followers = frozenset(map(str.lower, small))
         self._around = around = Around()
+        self._agree = Agreement(spoken.code, around)
+        self._european = European(spoken, around)
+        self._russian = Russian(spoken, around) if spoken.code == "ru" else None
         # Their order matters: a rule sees what those before it have left.
-        rules = [*(own.first(spoken, around) if own else ()), *signs.rules(spoken, around)]
-        rules += [*self._first(), *figures.phones(spoken, around), *self._dates(), *years.rules(spoken, around)]
+        rules = [*(own.first(spoken, around) if own else ()), *signs.rules(spoken, around), *self._first()]
+        rules += [*(self._russian.first() if self._russian else ()), *self._european.first()]
+        rules += [*figures.phones(spoken, around), *self._european.later()]
+        rules += [*self._dates(), *years.rules(spoken, around)]
         rules += [
             *clock.durations(spoken, around),
             *clock.decades(spoken),
@@ -78,7 +103,7 @@ class Numbers:
             *self._rest(),
             *(own.last(spoken, around) if own else ()),
         ]
-        self._rules = [(getattr(p, "needs", frozenset[str]()), _compiled(p), say) for p, say in rules]
+        self._rules = [(_needs(p, spoken.joined), _compiled(p), partial(self._apart, say)) for p, say in rules]
 
     def read(self, phrase: str, before: str, begins: bool, after: str = "", earlier: str = "") -> str:
         """Put a phrase's numbers into words. The phrase is words with one blank between them, `before` the word before
@@ -88,7 +113,7 @@ class Numbers:
         missing = frozenset(phrase).isdisjoint
         for needs, pattern, say in self._rules:
             if not needs or not missing(needs):
-                phrase = pattern.sub(partial(self._apart, say), phrase)
+                phrase = pattern.sub(say, phrase)
         return uncover(phrase)
 
     def follows(self, word: str, held: str) -> bool:
@@ -96,6 +121,10 @@ class Numbers:
         spoken = self.spoken
         if self._openers and (held.lstrip("([\"'“„‘") in self._openers or held == ":"):
             return any(character.isdecimal() for character in word)
+        if self._agree.holds(word, held) or self._european.follows(word, held):
+            return True
+        if self._russian and self._russian.holds(word, held):
+            return True
         if held[-1] == "." and spoken.code == "de" and re.search(r"(?<!\d)\d{1,3}\.$", held):
             return True
         if spoken.code == "en" and held.lower() in ("a.m.", "p.m.", "sq."):
@@ -122,7 +151,7 @@ class Numbers:
 
     def is_roman(self, word: str, before: str) -> bool:
         """Is the word a Roman numeral behind a king's name or "Chapter"?"""
-        return figures.roman(self.spoken, word, before) is not None
+        return figures.roman(self.spoken, word, before) is not None or (self._russian or self._european).is_roman(word)
 
     def is_number(self, word: str) -> bool:
         """Does the word have what a rule reads?"""
@@ -130,7 +159,9 @@ class Numbers:
 
     def begins_number(self, word: str) -> bool:
         """Is the word a currency, a sign or an abbreviation that a number may follow?"""
-        return word.lstrip("([\"'“„‘") in self._openers or bool(re.fullmatch(rf"{currency.SIGN}|{currency.CODE}", word))
+        if word.lstrip("([\"'“„‘") in self._openers or self._european.begins(word):
+            return True
+        return bool(re.fullmatch(rf"{currency.SIGN}|{currency.CODE}", word))
 
     def _apart(self, say: Say, found: re.Match[str]) -> str:
         """What to say, with blanks between its words and adjacent letters, if the language uses blanks."""
@@ -241,9 +272,6 @@ class Numbers:
         if spoken.code == "de":
             yield r"(?<![\d.,])(\d+)(er|fach\w*|mal)\b", lambda f: spoken.cardinal(f[1]) + f[2]
             yield from german.ordinals(spoken, self._around)
-        if spoken.code == "ru":  # десятилетний
-            age = r"(?<![\d.,-])([1-9]\d{0,2})-?(?=летн|летия|летие|летию)"
-            yield age, lambda f: Kept(num2words(int(f[1]), lang="ru", case="g").replace(" ", ""))
         if pattern := _ORDINAL_ENDS.get(spoken.code):
             yield rf"(?<![\d.,]){pattern}", self._ordinal
 
@@ -261,13 +289,24 @@ class Numbers:
         if self.spoken.code == "ru":
             return self.spoken.ordinal(number, **_RUSSIAN_ENDS.get(end, {}))
         said = self.spoken.ordinal(number)
-        if self.spoken.code == "fr" and re.search("(re|ère|nde)$", found[0]):
-            return "première" if number == "1" else "seconde" if number == "2" else said
+        if self.spoken.code == "fr":
+            return self._french_ordinal(number, found[0].lstrip("0123456789"), said)
         if self.spoken.code in ("es", "it", "pt") and end in "ªa":
             return " ".join(re.sub("o$", "a", word) for word in said.split())
         if self.spoken.code == "es" and found[0].endswith("er"):
             return re.sub("(primer|tercer)o$", r"\1", said)
         return said
+
+    def _french_ordinal(self, number: str, end: str, said: str) -> str | None:
+        many = "s" if end[-1] == "s" else ""
+        end = end.removesuffix("s")
+        if number == "1":
+            return {"er": "premier", "ᵉʳ": "premier", "re": "première", "ère": "première", "ʳᵉ": "première"}.get(
+                end, said
+            ) + many
+        if end in ("d", "nd", "nde"):
+            return ("seconde" if end == "nde" else "second") + many if number == "2" else None
+        return said + many
 
     def _counters(self) -> Rules:
         if self.spoken.code == "zh":
@@ -286,12 +325,13 @@ class Numbers:
         def say(found: re.Match[str]) -> str:
             if spoken.code == "ru" and not found[1] and self._around.word_before(found) in amounts.GENITIVE:
                 value = spoken.value(found[2])
-                if re.fullmatch(r"1[1-9]\d\d|20\d\d", value):
-                    spans = self._around.word_after(found) in ("по", "до")
-                    return spoken.ordinal(value, case="g").removeprefix("одна ") if spans else self._cardinal(found[2])
-                if value.isdecimal() and len(value) < 10 and value[0] != "0":
-                    return num2words(int(value), lang="ru", case="g")
-            return (spoken.minus + ("" if spoken.joined else " ") if found[1] else "") + self._cardinal(found[2])
+                if re.fullmatch(r"1[1-9]\d\d|20\d\d", value) and self._around.word_after(found) in ("по", "до"):
+                    return spoken.ordinal(value, case="g").removeprefix("одна ")
+            agree = self._russian.count if self._russian else self._agree
+            said = agree(found, spoken.value(found[2]), self._cardinal(found[2]))
+            if isinstance(said, Kept):
+                return said
+            return (spoken.minus + ("" if spoken.joined else " ") if found[1] else "") + said
 
         if spoken.number:
             yield r"(?<!\w)#(?=\d)", lambda f: f"{spoken.number} "
@@ -301,6 +341,8 @@ class Numbers:
         yield rf"(?:(?<![\w.,)–-])([-−]))?(?<![\d.,])({number}){ends}", say
         if spoken.code != "ko":
             yield r"\d+", lambda f: self._cardinal(f[0])
+        if spoken.code in ("fr", "it"):
+            yield r"(?:(?<=\bd')|(?<=\bun')) (?=\w)", lambda f: ""  # d'habitants, un'ora
 
     def _cardinal(self, written: str) -> str:
         mark = "," if re.search(r",\d+$", written) else "."

@@ -10,8 +10,18 @@ from num2words import num2words
 from qwen_megakernel.checkpoint.languages import NAMES, primary_subtag
 from qwen_megakernel.errors import LanguageError
 from qwen_megakernel.text import chinese, currency, korean
+from qwen_megakernel.text.agreement import feminine
 from qwen_megakernel.text.units import UNITS
 
+_SPANISH_TEENS = dict(
+    zip(
+        map(str, range(11, 20)),
+        "undécimo duodécimo decimotercero decimocuarto decimoquinto decimosexto decimoséptimo decimoctavo "
+        "decimonoveno".split(),
+        strict=True,
+    )
+)
+"""Ordinals that num2words gets wrong."""
 MOST_DIGITS = 15  # a number of more digits is said digit by digit
 
 
@@ -85,6 +95,8 @@ class Spoken:
             said = self.digits(whole)
         else:
             said = chinese.cardinal(int(whole)) if self.code == "zh" else num2words(int(whole), lang=self.code)
+            if self.code == "es":
+                said = re.sub(r"uno(?= mil\b)", "un", said).replace("veintiun ", "veintiún ")
         if not decimals:
             return said
         if self.code == "ru" and len(decimals) <= 3:
@@ -100,6 +112,8 @@ class Spoken:
         return self.around_dot.join(num2words(int(digit), lang=self.code) for digit in digits)
 
     def ordinal(self, number: str, **inflection: str) -> str:
+        if self.code == "es" and number in _SPANISH_TEENS:
+            return _SPANISH_TEENS[number]
         return num2words(int(number), lang=self.code, to="ordinal", **inflection)
 
     def year(self, year: str) -> str:
@@ -131,6 +145,8 @@ class Spoken:
 
     def counted(self, value: str, unit: str, mark: str = "") -> str | None:
         """A number with a unit of the table, such as "km"; None if the language's table lacks it."""
+        if self.code == "it" and value == "1" and unit in ("h", "ora"):
+            return "un'ora"
         if unit in self.nouns:
             return f"{self.before_noun(self.cardinal(value, mark), value, self.nouns[unit])} {unit}"
         if unit not in self.units:
@@ -142,8 +158,6 @@ class Spoken:
         is_currency = len(unit) == 3 and unit.isupper()
         glue = "" if self.joined and (self.code != "ko" or is_currency) else " "
         form = forms[min(self.form(value), len(forms) - 1)]
-        if self.code == "it" and value == "1" and form == "ora":
-            return "un'ora"
         if self.code == "zh" and value == "2" and unit[0] != "°":
             return f"两{form}"
         return f"{self.before_noun(self.cardinal(value, mark), value, gender)}{glue}{form}"
@@ -165,22 +179,19 @@ class Spoken:
             return self.one[gender]
         if self.code == "es":
             if gender == "f":
-                return re.sub("uno$", "una", words).replace("cientos", "cientas").replace("quinientos", "quinientas")
+                return feminine("es", words)
             return re.sub("uno$", "un", re.sub("veintiuno$", "veintiún", words))
         if gender == "f":
             if self.code == "ru":
                 return re.sub("два$", "две", re.sub("один$", "одна", words))
-            if self.code == "pt":
-                return re.sub("dois$", "duas", re.sub("um$", "uma", words))
-            if self.code == "fr":
-                return re.sub("un$", "une", words)
+            if self.code in ("pt", "fr"):
+                return feminine(self.code, words)
         return words
 
     def money(self, value: str, sign: str) -> str | None:
         """An amount in a currency, whose sign is such as "$" or "EUR"; None if our table and num2words lack it."""
-        name = self.currency(sign)
         whole, _, cents = value.partition(".")
-        forms, gender, small = self._forms_of(name)
+        forms, gender, small = self.forms_of(sign)
         if not forms:
             return None
         if self.joined or len(cents) > 2 or len(whole) > MOST_DIGITS or (cents and not small):
@@ -207,7 +218,7 @@ class Spoken:
 
     def many(self, sign: str) -> str:
         """A currency's name behind a large number, with the word that links it; empty if there is none."""
-        forms, _, _ = self._forms_of(self.currency(sign))
+        forms, _, _ = self.forms_of(sign)
         if not forms:
             return ""
         link = {"es": "de ", "it": "di ", "pt": "de ", "fr": "de "}.get(self.code, "")
@@ -217,8 +228,9 @@ class Spoken:
             link = "d'"
         return link + forms[-1]
 
-    def _forms_of(self, name: str) -> tuple[list[str], str, list[str]]:
+    def forms_of(self, sign: str) -> tuple[list[str], str, list[str]]:
         """A currency's forms, gender and the forms of its hundredth, from our table or from num2words."""
+        name = self.currency(sign)
         if name in currency.NAMES[self.code]:
             names = list(currency.NAMES[self.code][name])
             gender = "f" if names[0] == "f" else "m"
@@ -279,7 +291,8 @@ class Spoken:
             feminine = self.before_noun(hours, hour, "f")
             return f"{feminine} {said}" if said else f"{feminine} {'hora' if hour == '1' else 'horas'}"
         if self.code in ("it", "pt"):
-            whole = f"{self.before_noun(hours, hour, 'f')} horas" if self.code == "pt" and hour != "1" else hours
+            hours = self.before_noun(hours, hour, "f")
+            whole = f"{hours} {'hora' if hour == '1' else 'horas'}" if self.code == "pt" else hours
             return f"{hours} e {said}" if said else whole
         if self.code == "ru":
             tens = f"ноль {said or 'ноль'}" if minutes < 10 else said
