@@ -161,7 +161,7 @@ NUMBERS = [
     ("year", EN, "in 1999 with 1900 people", "in nineteen ninety-nine with one thousand, nine hundred people"),
     ("year", EN, "Q4 2023, 1939-1945", "Q four twenty twenty-three, nineteen thirty-nine to nineteen forty-five"),
     ("decade", DE, "die 90er, 2-mal, 100fach", "die neunziger, zweimal, einhundertfach"),
-    ("no ordinal", KO, "100번째 0번째", "100번째 0번째"),
+    ("ordinal", KO, "100번째 0번째", "백 번째 0번째"),
     ("no ordinal", DE, "Blatt A4. Er", "Blatt A vier. Er"),
     ("date", DE, "der 3.4.2024", "der dritte April zweitausendvierundzwanzig"),
     ("times in a row", EN, "10:00-11:30", "ten o'clock to eleven thirty"),

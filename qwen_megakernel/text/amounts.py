@@ -73,7 +73,8 @@ class _Amounts:
         self.scale = rf"(?: ?({ends_of(' '.join(self.scales))})(?![A-Za-zÀ-ɏЀ-ӿ²³]))?"
         self.sign = rf"({currency.SIGN}|(?:{currency.CODE})\b)"
         self.behind = rf"({currency.SIGN_BEHIND}|{currency.SIGN}|(?:{currency.CODE})\b)"
-        if spoken.joined:
+        if spoken.joined:  # HKD200 and 200달러 are written without a blank
+            self.sign = self.sign.replace(r"\b)", "(?![A-Za-z]))")
             self.behind = self.behind.replace(r"\b)", ")") if spoken.code == "ko" else self.behind
 
     def minus(self, sign: str | None) -> str:
@@ -101,8 +102,8 @@ class _Amounts:
         if not forms or (power == 3 and self.spoken.code != "ko"):
             return None
         if self.spoken.joined:
-            two = self.spoken.code == "zh" and value == "2"
-            return ("两" if two else self.spoken.cardinal(value, mark)) + forms[0]
+            special = {("zh", "2"): "两", ("ja", "1000"): "一千"}.get((self.spoken.code, value))
+            return (special or self.spoken.cardinal(value, mark)) + forms[0]
         gender = "f" if self.spoken.code == "de" else "m"
         number = self.spoken.before_noun(self.spoken.cardinal(value, mark), value, gender)
         form = scale if scale in forms and self.spoken.one else forms[min(self.form(value), len(forms) - 1)]

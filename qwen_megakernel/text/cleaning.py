@@ -8,6 +8,8 @@ from qwen_megakernel.text.stage import FIRST_MARK, LONGEST_HELD, Stage, is_mark
 _EMOJI = re.compile(
     "[\u231a\u231b\u23e9-\u23fa\u25fb-\u25fe\u2600-\u27bf\u2b05-\u2b55\U0001f000-\U0001faff\U000e0020-\U000e007f]"
 )
+_UNITS = dict(zip("㎏㎞㎝㎜㎎㎖ℓ㎡㎢㎥㏄", "kg km cm mm mg ml l m² km² m³ cc".split(), strict=True))
+"""Units of one character, as Korean and Japanese news write them."""
 _JOINS_EMOJI = "\u200d\ufe0e\ufe0f\u20e3"  # joiner, two variation selectors, keycap
 
 
@@ -30,6 +32,8 @@ class Clean(Stage):
             return chr(ord(character) - 0xFEE0)
         if character in "℃℉":
             return "°C" if character == "℃" else "°F"
+        if character in _UNITS:
+            return _UNITS[character]
         if character in _JOINS_EMOJI or _EMOJI.match(character):
             return "\u200d" if character == "\u200d" and last.isalpha() else ""
         kind = unicodedata.category(character)

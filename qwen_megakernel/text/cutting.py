@@ -23,9 +23,14 @@ _IN_UNSPACED = regex.compile(rf"[{_UNSPACED}]")
 _CLOSING = r"[\p{Pe}\p{Pf}\"'*_]*+"  # what may stand between a mark and the blank behind it
 _RUN = regex.compile(rf"([.!?…；\p{{Sentence_Terminal}}]++)({_CLOSING})(\s*+)")
 _CLAUSE = regex.compile(
-    rf"(?<![,;:–])[,;:–]++{_CLOSING}\s++|[，、：،؛፣၊—]++{_CLOSING}\s*+|(?<=[{_UNSPACED}])[,;:]++(?=[{_UNSPACED}])"
+    rf"(?<![,;:–])[,;:–]++{_CLOSING}\s++|[，、：،؛፣၊—]++{_CLOSING}\s*+|(?<=[{_UNSPACED}])…++{_CLOSING}|"
+    rf"(?<=[{_UNSPACED}])[,;:]++(?=[{_UNSPACED}])"
 )
 _PARAGRAPH, _LINE = regex.compile(r"\n[^\S\n]*+\n\s*+"), regex.compile(r"\n\s*+")
+_SAID = regex.compile("と|って|(?:이?라고|하고|라며|하며)(?!\\w)")
+"""Behind a quote these go on with its sentence."""
+_BUNSETSU = regex.compile(r"(?<=\p{Hiragana})(?=[\p{Han}\p{Katakana}「『（])|(?<=を)(?=\p{Hiragana})")
+"""In Japanese most words begin with Han or Katakana, and end with Hiragana; を ends one."""
 _WORD = regex.compile(r"[^\S\u00a0\u2007\u202f]++|\u200b")  # not at a no-break blank, as in 2 000 000
 _CLUSTER = regex.compile(r"\X")
 _EXTENDING = regex.compile(r"[\p{GCB=Extend}\p{GCB=ZWJ}\p{GCB=SpacingMark}]")
@@ -66,6 +71,8 @@ def _is_end(text: str, run: "regex.Match[str]") -> bool:
     """Does a sentence end with this run of marks, closing quotes and blanks?"""
     marks, closing, blanks = run.groups()
     before, after = text[max(0, run.start() - _LOOKED_AT) : run.start()], text[run.end() : run.end() + 1]
+    if closing and _SAID.match(text, run.end()):
+        return False
     if blanks:
         if marks == ".":
             if _is_abbreviation(before, after):
@@ -132,7 +139,7 @@ def _clusters(text: str) -> Iterator[tuple[int, str]]:
 
 _LEVELS: tuple[_Ends, ...] = (
     *(_every(_PARAGRAPH), _lines, _sentences, _every(_LINE), _marks),
-    *(_every(_CLAUSE), _every(_WORD), _unspaced, _characters),
+    *(_every(_CLAUSE), _every(_WORD), _every(_BUNSETSU), _unspaced, _characters),
 )
 """Where to cut, from the best place to the last resort."""
 _WITHIN_SENTENCE = _LEVELS[3:]

@@ -26,7 +26,7 @@ _PARTS = {
 }
 _AND = {"en": " and ", "de": " und ", "fr": " et ", "es": " y ", "it": " e ", "pt": " e ", "ru": " и ", "zh": "又"}
 _AND |= {"ja": "と", "ko": "과 "}
-_OF = {"zh": "分之", "ja": "分の", "ko": "분의 "}
+OF = {"zh": "分之", "ja": "分の", "ko": "분의 "}
 _ONE_HALF = {"en": "a half", "fr": "demi", "es": "medio", "it": "mezzo", "pt": "meio", "de": "ein halb"}
 VULGAR = dict(zip("½⅓⅔¼¾⅕⅛", ("1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/8"), strict=True))
 """Fractions of one character."""
@@ -35,7 +35,7 @@ _DATED = frozenset(
     "em até с до от на".split()
 )
 DIRECTIONS = frozenset("NSEWO")
-_RATIO = {
+RATIO = {
     "en": "to",
     "de": "zu",
     "fr": "à",
@@ -64,6 +64,7 @@ def phones(spoken: Spoken, around: Around) -> Rules:
 
     def say(found: re.Match[str]) -> str:
         said = glue.join(map(spoken.digits, re.findall(r"\d+", found[0])))
+        said = said.replace("영", "공") if spoken.code == "ko" else said
         return f"{spoken.plus}{spoken.around_dot}{said}" if found[0][0] == "+" else said
 
     def local(found: re.Match[str]) -> str | None:
@@ -110,8 +111,8 @@ def fractions(spoken: Spoken, around: Around) -> Rules:
     unit = rf"(?: ?({names})(?![{letters}/²³]))?"
 
     def part(top: int, bottom: int) -> str | None:
-        if spoken.code in _OF:
-            return f"{spoken.cardinal(str(bottom))}{_OF[spoken.code]}{spoken.cardinal(str(top))}"
+        if spoken.code in OF:
+            return f"{spoken.cardinal(str(bottom))}{OF[spoken.code]}{spoken.cardinal(str(top))}"
         forms = _PARTS[spoken.code].split()
         if not 2 <= bottom <= len(forms) + 1 or forms[bottom - 2] == "0":
             return None
@@ -127,7 +128,8 @@ def fractions(spoken: Spoken, around: Around) -> Rules:
         forms = [form for form in [*forms, last] if form != "f"]
         if spoken.code in ("es", "it", "pt") and said in ("un medio", "un mezzo", "um meio"):
             said = said.partition(" ")[2]
-        return f"{said}{'' if spoken.joined else ' '}{forms[1 if found[1] and len(forms) > 1 else 0]}"
+        form = forms[1 if found[1] and len(forms) > 1 else 0]
+        return form.format(said) if "{}" in form else f"{said}{'' if spoken.joined else ' '}{form}"
 
     def say(found: re.Match[str]) -> str | None:
         whole, written = found[1], VULGAR.get(found[2], found[2])
@@ -167,7 +169,7 @@ def others(spoken: Spoken, around: Around) -> Rules:
     yield r"(?<![\w.,])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)", address
 
     def ratio(found: re.Match[str]) -> str:
-        return f"{spoken.cardinal(found[1])} {_RATIO[spoken.code]} {spoken.cardinal(found[2])}".replace(" ", blank)
+        return f"{spoken.cardinal(found[1])} {RATIO[spoken.code]} {spoken.cardinal(found[2])}".replace(" ", blank)
 
     yield r"(?<![\w.,:/-])(\d{1,3}):(\d|[1-9]\d{2})(?![\w:/]|-\d|[.,]\d)", ratio
     if spoken.code in _DIRECTIONS:

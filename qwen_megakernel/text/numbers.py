@@ -6,7 +6,20 @@ from functools import cache, partial
 
 from num2words import num2words
 
-from qwen_megakernel.text import amounts, chinese, clock, currency, english, figures, german, korean, signs, years
+from qwen_megakernel.text import (
+    amounts,
+    chinese,
+    clock,
+    currency,
+    east_asian,
+    english,
+    figures,
+    german,
+    japanese,
+    korean,
+    signs,
+    years,
+)
 from qwen_megakernel.text.agreement import Agreement
 from qwen_megakernel.text.code import HARDWARE
 from qwen_megakernel.text.european import European
@@ -22,15 +35,16 @@ _ORDINAL_ENDS = {
     "it": r"(\d+)\.?[ºª°]",
     "pt": r"(\d+)\.?[ºª°]",
     "ru": r"(\d+)-?(?:й|ый|ий|ой|я|ая|ю|ую|е|ые|ое|го|ого|му|ому|м|ом|х|ых)\b",
-    "ko": r"(\d+)\s?번째",
 }
-_ORDINALS_BELOW = {"ko": 100}  # num2words fails at some larger ones; they are said as counts
 _FOLLOWERS = {
     "en": "am pm a.m p.m jan feb mar apr jun jul aug sep sept oct nov dec ad bc bce ce hr hrs mins sec secs",
     "de": "uhr",
     "fr": "h heures",
     "es": "de del h",
     "pt": "de h",
+    "zh": "am pm a.m p.m + - × ÷ = ≈ ≤ ≥ ≠",
+    "ja": "am pm a.m p.m + - × ÷ = ≈ ≤ ≥ ≠",
+    "ko": "am pm a.m p.m + - × ÷ = ≈ ≤ ≥ ≠",
     "ru": "год года году годом годы гг ч мин сек с",
 }
 _RUSSIAN_ENDS = {
@@ -43,8 +57,7 @@ _RUSSIAN_ENDS = {
 }
 
 
-_JAPANESE = frozenset("年月日時分秒円万億兆千百個人本枚冊台匹歳回階度間目つ名ヶか件〜～：－．／")
-_FOLLOWING = {"zh": chinese.FOLLOWERS, "ja": _JAPANESE}
+_FOLLOWING = {"zh": chinese.FOLLOWERS, "ja": japanese.FOLLOWERS, "ko": frozenset("～〜")}
 
 
 _ANY_DASH = frozenset(DASH[1:-1])
@@ -58,8 +71,9 @@ def _needs(pattern: str, is_joined: bool) -> frozenset[str]:
 
 
 @cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
+def _compiled(pattern: str, is_joined: bool) -> re.Pattern[str]:
+    """Where there are no blanks, a letter of the language beside a number is no part of it."""
+    return re.compile(pattern, re.ASCII if is_joined else 0)
 
 
 class Numbers:
@@ -103,13 +117,17 @@ class Numbers:
             *self._rest(),
             *(own.last(spoken, around) if own else ()),
         ]
-        self._rules = [(_needs(p, spoken.joined), _compiled(p), partial(self._apart, say)) for p, say in rules]
+        joined = spoken.joined
+        self._rules = [(_needs(p, joined), _compiled(p, joined), partial(self._apart, say)) for p, say in rules]
 
-    def read(self, phrase: str, before: str, begins: bool, after: str = "", earlier: str = "") -> str:
-        """Put a phrase's numbers into words. The phrase is words with one blank between them, `before` the word before
-        it, `earlier` the one before that, `after` the one after it, or empty. `begins`: it begins a line."""
+    def read(
+        self, phrase: str, before: str, begins: bool, after: str = "", earlier: str = "", left: str = ""
+    ) -> str:
+        """Put a phrase's numbers into words. The phrase is words with one blank between them, `begins`: it begins a
+        line. For the others see `Around`."""
         around = self._around
-        around.before, around.after, around.begins, around.earlier = before, after, begins, earlier
+        around.before, around.after, around.begins = before, after, begins
+        around.earlier, around.left = earlier, left
         missing = frozenset(phrase).isdisjoint
         for needs, pattern, say in self._rules:
             if not needs or not missing(needs):
@@ -129,15 +147,17 @@ class Numbers:
             return True
         if spoken.code == "en" and held.lower() in ("a.m.", "p.m.", "sq."):
             return word in ("–", "-", "ft", "mi", "km")
+        if spoken.code == "ko" and held[-1] == "." and korean.DATE_GOES_ON.search(held) and word[:1].isdecimal():
+            return True
         if held[-1] in ".,;:!?" and not (held[-1] == "." and held.lstrip("0123456789,.")[:-1] in self._abbreviations):
             return spoken.code == "en" and held[-1] == "," and bool(re.fullmatch(r"\d{4}", word))
         if any(character.isdecimal() for character in word):
             return True
-        if (
-            held[-1] in "°'’′\"”″"
-            and word in figures.DIRECTIONS
-            or (spoken.code == "ko" and korean.COUNTER.match(word))
+        if spoken.code == "ko" and (
+            (word.startswith(korean.HALVES) and held[-1] in "~-–") or korean.COUNTER.match(word)
         ):
+            return True
+        if held[-1] in "°'’′\"”″" and word in figures.DIRECTIONS:
             return True
         if self._openers and "/" in word and word.partition("/")[0] in [*spoken.units, *currency.CODES]:  # mg/kg
             return True
@@ -181,6 +201,13 @@ class Numbers:
         yield r"^([(\[\"'“„«]?)([IVXLC]{1,9}(?:er|re)?)(\.?)(?!\w)", self._roman
         if following := _FOLLOWING.get(self.spoken.code):
             yield rf"(?<=\d) (?=[{''.join(sorted(following))}])", lambda f: ""
+        if self.spoken.joined:
+            yield from east_asian.first(self.spoken, self._around)
+            yield from {"zh": chinese, "ja": japanese, "ko": korean}[self.spoken.code].first(self.spoken, self._around)
+            yield from east_asian.times(self.spoken, self._around)
+            yield from east_asian.hyphens(self.spoken, self._around)
+            yield from east_asian.days(self.spoken, self._around)
+            yield from east_asian.maths(self.spoken, self._around)
         yield r"(?<![\w.,])\d{1,3}(?::\d\d){2}[.,]\d{1,9}(?![\w:])", lambda f: keep(f[0])
         yield r"(?<![\w.,])\d{1,3} ?° ?\d{1,2} ?['’′](?: ?\d{1,2} ?[\"”″])?", lambda f: keep(f[0])
         yield r"(?<![\w.,])401\(?k\)?(?!\w)", lambda f: keep(f[0])
@@ -280,7 +307,7 @@ class Numbers:
 
     def _ordinal(self, found: re.Match) -> str | None:
         end, number = found[0][-1], found[1]
-        if not 1 <= int(number) < _ORDINALS_BELOW.get(self.spoken.code, 1_000_000):
+        if not 1 <= int(number) < 1_000_000:
             return None
         if self.spoken.code == "ru" and (end == "х" or (end == "е" and number[-1] == "0")):
             if end == "х" and int(number) in (2, 3, 4):

@@ -12,6 +12,9 @@ Rules = Iterator[tuple[str, Say]]
 DASH = "[-–~～〜－−]"
 """Between the ends of a range."""
 
+SEEN = 12
+"""How many characters before a phrase its rules may see."""
+
 _HIDDEN = 0x10FE00  # private use; text has none, because `Clean` removes it
 _DIGIT = re.compile(r"\d")
 _COVERED = re.compile(f"[{chr(_HIDDEN)}-{chr(_HIDDEN + 0xFF)}]")
@@ -41,6 +44,7 @@ class Language(Protocol):
     @property
     def minus(self) -> str: ...
     def cardinal(self, value: str, mark: str = "") -> str: ...
+    def digits(self, digits: str) -> str: ...
     def value(self, written: str) -> str: ...
 
 
@@ -63,8 +67,17 @@ class Around:
 
     before = ""  # the word before, or empty
     earlier = ""  # the word before that
-    after = ""  # the word after, if the phrase ended because of it
+    after = ""  # the word after, if the phrase ended because of it; in Chinese and Japanese a character
+    left = ""  # the characters before, as they were written; only in Chinese, Japanese and Korean
     begins = False  # does the phrase begin a line?
+
+    def ahead(self, found: re.Match[str]) -> str:
+        """Some characters before the match."""
+        return (self.left + found.string[: found.start()])[-SEEN:]
+
+    def behind(self, found: re.Match[str]) -> str:
+        """What is known of the text behind the match."""
+        return found.string[found.end() :] + self.after
 
     def word_before(self, found: re.Match[str]) -> str:
         """The word before the match, in lower case and without leading marks."""

@@ -22,6 +22,7 @@ _SPANISH_TEENS = dict(
     )
 )
 """Ordinals that num2words gets wrong."""
+_ONE_THOUSAND = re.compile("(?<![一二三四五六七八九])千(?=[万億兆])")
 MOST_DIGITS = 15  # a number of more digits is said digit by digit
 
 
@@ -97,6 +98,8 @@ class Spoken:
             said = chinese.cardinal(int(whole)) if self.code == "zh" else num2words(int(whole), lang=self.code)
             if self.code == "es":
                 said = re.sub(r"uno(?= mil\b)", "un", said).replace("veintiun ", "veintiún ")
+            elif self.code == "ja":
+                said = _ONE_THOUSAND.sub("一千", said)
         if not decimals:
             return said
         if self.code == "ru" and len(decimals) <= 3:
@@ -194,6 +197,8 @@ class Spoken:
         forms, gender, small = self.forms_of(sign)
         if not forms:
             return None
+        if self.joined and cents in ("0", "00"):
+            value = whole
         if self.joined or len(cents) > 2 or len(whole) > MOST_DIGITS or (cents and not small):
             glue = " " if not self.joined or " " in forms[0] else ""
             form = forms[min(self.form(value), len(forms) - 1)]

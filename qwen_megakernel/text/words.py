@@ -4,6 +4,7 @@ import re
 
 from qwen_megakernel.text.code import is_secret, spoken_name
 from qwen_megakernel.text.numbers import numbers_of
+from qwen_megakernel.text.rule import SEEN
 from qwen_megakernel.text.spoken import Spoken
 from qwen_megakernel.text.stage import Stage, is_cjk, is_mark
 
@@ -35,6 +36,7 @@ class Words(Stage):
         self._phrase: list[str] = []  # a number's words; more may follow
         self._before = ""  # the word before
         self._earlier = ""  # the word before that
+        self._left = ""  # the characters before, as they were written
         self._begins = True  # does a line begin?
 
     def feed(self, character: str) -> str:
@@ -44,11 +46,14 @@ class Words(Stage):
             return ""
         if character == "\n" or is_mark(character) or is_cjk(character):
             blank = " " if is_cjk(character) and not self._word else ""  # it came behind the phrase
-            given = self._end_word("") + self._end_phrase(blank) + character
+            after = character if is_cjk(character) else ""
+            given = self._end_word("", after) + self._end_phrase(blank, after) + character
             goes_on = character == "\n" and not self._begins  # a line may end within a sentence
-            self._before = character if is_cjk(character) else self._before if goes_on else ""
+            self._before = after or (self._before if goes_on else "")
             self._earlier = self._earlier if goes_on else ""
-            self._begins = not is_cjk(character)
+            self._pass(after)
+            self._left = self._left if after else ""
+            self._begins = not after
             return given
         self._word += character
         if len(self._word) > LONGEST_WORD:
@@ -84,7 +89,8 @@ class Words(Stage):
         self._word = last
         return given
 
-    def _end_word(self, blank: str) -> str:
+    def _end_word(self, blank: str, after: str = "") -> str:
+        """The word has ended. `after`: a Chinese or Japanese character behind it."""
         word, self._word = self._word, ""
         if not word:
             return "" if self._phrase else blank
@@ -102,15 +108,16 @@ class Words(Stage):
             more = self._numbers.follows(core or word, self._phrase[-1])
             if more and len(self._phrase) < LONGEST_PHRASE:
                 self._phrase.append(word)
-                return "" if blank else self._end_phrase("")
+                return "" if blank else self._end_phrase("", after)
             given = self._end_phrase(" ", word.lstrip(_OPENING))
         if has_digits or self._numbers.begins_number(word) or self._numbers.is_roman(core, self._before):
             self._phrase.append(word)
-            return given if blank else given + self._end_phrase("")
+            return given if blank else given + self._end_phrase("", after)
         return given + self._give(word, blank)
 
     def _give(self, word: str, blank: str) -> str:
         self._before, self._earlier = word.strip(_OPENING), self._before
+        self._pass(word + blank)
         self._begins = False
         return word + blank
 
@@ -118,10 +125,15 @@ class Words(Stage):
         if not self._phrase or not self._numbers:
             return ""
         phrase, self._phrase = " ".join(self._phrase), []
-        said = self._numbers.read(phrase, self._before, self._begins, after, self._earlier)
+        said = self._numbers.read(phrase, self._before, self._begins, after, self._earlier, self._left)
         self._earlier, self._before = f"{self._before} {phrase}".split(" ")[-2:]
+        self._pass(phrase + blank)
         self._begins = False
         return said + blank
+
+    def _pass(self, text: str) -> None:
+        if self._spoken and self._spoken.joined:
+            self._left = (self._left + text)[-SEEN:]
 
     def _told(self, word: str) -> tuple[str, bool]:
         """The spoken form of a word, empty if nobody reads it aloud, and whether it is an address."""
