@@ -120,9 +120,7 @@ class Numbers:
         joined = spoken.joined
         self._rules = [(_needs(p, joined), _compiled(p, joined), partial(self._apart, say)) for p, say in rules]
 
-    def read(
-        self, phrase: str, before: str, begins: bool, after: str = "", earlier: str = "", left: str = ""
-    ) -> str:
+    def read(self, phrase: str, before: str, begins: bool, after: str = "", earlier: str = "", left: str = "") -> str:
         """Put a phrase's numbers into words. The phrase is words with one blank between them, `begins`: it begins a
         line. For the others see `Around`."""
         around = self._around
