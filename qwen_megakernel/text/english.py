@@ -3,7 +3,7 @@
 import re
 from math import gcd
 
-from qwen_megakernel.text.rule import DASH, Around, Rules, ends_of, keep, needing
+from qwen_megakernel.text.rule import DASH, Around, Rules, ends_of, keep
 from qwen_megakernel.text.signs import SEASON, rates, season
 from qwen_megakernel.text.spoken import Spoken
 
@@ -86,9 +86,9 @@ def first(spoken: Spoken, around: Around) -> Rules:
     yield from _abbreviations(spoken, around)
     feet = r"(?<![\w.,])([2-8])(?:['’′](\d|1[01])(?:[\"”″]|''|(?![\w.,'’/]|[.,]\d))|['’′] (\d|1[01])[\"”″])(?!\w)"
     yield feet, lambda f: f"{spoken.cardinal(f[1])} foot {spoken.cardinal(f[2] or f[3])}"
-    yield from needing("/", _slashes(spoken, around))
+    yield from _slashes(spoken, around)
     yield from _periods(spoken, around)
-    yield from needing("-–.", _dates(spoken, around))
+    yield from _dates(spoken, around)
     yield from _large(spoken)
     yield from _digits(spoken, around)
     yield r"(?<![\w.,])401\(?k\)?(?!\w)", lambda f: "four oh one k"
@@ -340,7 +340,7 @@ def _digits(spoken: Spoken, around: Around) -> Rules:
 def _units(spoken: Spoken, around: Around) -> Rules:
     number = spoken.pattern
     names = "|".join(sorted((re.escape(unit) for unit in spoken.units if unit != "%"), key=len, reverse=True))
-    yield from needing("/", rates(spoken, _RATES, "per"))
+    yield from rates(spoken, _RATES, "per")
     yield (
         rf"(?<![\w.,/])({number})-({names})(?![\w²³/.']|-\d)",
         lambda f: f"{_said(spoken, f[1])}-{spoken.units[f[2]][0]}" if f[2] not in ("°", "h", "s") else None,

@@ -3,7 +3,7 @@
 import re
 from math import gcd
 
-from qwen_megakernel.text.rule import Around, Kept, Rules, ends_of, keep, needing
+from qwen_megakernel.text.rule import Around, Kept, Rules, ends_of, keep
 from qwen_megakernel.text.signs import SEASON, rates, season
 from qwen_megakernel.text.spoken import Spoken
 
@@ -194,7 +194,7 @@ def first(spoken: Spoken, around: Around) -> Rules:
     yield phones, lambda f: ", ".join(map(spoken.digits, re.findall(r"\d+", f[0])))
     part = r"(?<![\w.,/:–-])(?:(\d{1,2}) )?([1-9]\d?)/(7|9|1[1-9]|[2-9]0|100|1000)(?![\w/]|[.,]\d|-\d)"
     yield part, lambda f: _part(spoken, around.before, f)
-    yield from needing("/", rates(spoken, _RATES, "pro"))
+    yield from rates(spoken, _RATES, "pro")
     issue = r"(?<![\w.,/:–-])(\d{1,2})/((?:19|20)\d\d)(?![\w/]|[.,]\d)"
     yield issue, lambda f: f"{spoken.cardinal(str(int(f[1])))} {spoken.year(f[2])}"
     pressure = r"(?<![\w.,/:–-])(\d{2,3})/(\d{2,3})(?![\w/]|[.,]\d)"

@@ -23,7 +23,8 @@ from qwen_megakernel.text import (
 from qwen_megakernel.text.agreement import Agreement
 from qwen_megakernel.text.code import HARDWARE
 from qwen_megakernel.text.european import European
-from qwen_megakernel.text.rule import DASH, Around, Kept, Rules, Say, keep, uncover
+from qwen_megakernel.text.needed import needs
+from qwen_megakernel.text.rule import Around, Kept, Rules, Say, keep, uncover
 from qwen_megakernel.text.russian import Russian
 from qwen_megakernel.text.spoken import Spoken
 from qwen_megakernel.text.stage import is_cjk
@@ -58,16 +59,6 @@ _RUSSIAN_ENDS = {
 
 
 _FOLLOWING = {"zh": chinese.FOLLOWERS, "ja": japanese.FOLLOWERS, "ko": frozenset("～〜")}
-
-
-_ANY_DASH = frozenset(DASH[1:-1])
-
-
-def _needs(pattern: str, is_joined: bool) -> frozenset[str]:
-    """The characters of which a phrase must have one for a rule; empty: any phrase may match."""
-    if DASH in pattern and not is_joined:
-        return _ANY_DASH
-    return getattr(pattern, "needs", frozenset[str]())
 
 
 @cache
@@ -117,8 +108,7 @@ class Numbers:
             *self._rest(),
             *(own.last(spoken, around) if own else ()),
         ]
-        joined = spoken.joined
-        self._rules = [(_needs(p, joined), _compiled(p, joined), partial(self._apart, say)) for p, say in rules]
+        self._rules = [(needs(p), _compiled(p, spoken.joined), partial(self._apart, say)) for p, say in rules]
 
     def read(self, phrase: str, before: str, begins: bool, after: str = "", earlier: str = "", left: str = "") -> str:
         """Put a phrase's numbers into words. The phrase is words with one blank between them, `begins`: it begins a
@@ -126,10 +116,12 @@ class Numbers:
         around = self._around
         around.before, around.after, around.begins = before, after, begins
         around.earlier, around.left = earlier, left
-        missing = frozenset(phrase).isdisjoint
-        for needs, pattern, say in self._rules:
-            if not needs or not missing(needs):
-                phrase = pattern.sub(say, phrase)
+        lacks = frozenset(phrase).isdisjoint
+        for needed, pattern, say in self._rules:
+            if needed and lacks(needed):
+                continue
+            if (said := pattern.sub(say, phrase)) is not phrase:
+                phrase, lacks = said, frozenset(said).isdisjoint
         return uncover(phrase)
 
     def follows(self, word: str, held: str) -> bool:

@@ -20,20 +20,6 @@ _DIGIT = re.compile(r"\d")
 _COVERED = re.compile(f"[{chr(_HIDDEN)}-{chr(_HIDDEN + 0xFF)}]")
 
 
-class Gated(str):
-    """A pattern that can only match where one of `needs` is."""
-
-    needs: frozenset[str]
-
-
-def needing(signs: str, rules: Rules) -> Rules:
-    """The rules, which are only tried where one of the signs is: most phrases have none."""
-    for pattern, say in rules:
-        gated = Gated(pattern)
-        gated.needs = frozenset(signs)
-        yield gated, say
-
-
 class Language(Protocol):
     """What a rule needs of `spoken.Spoken`."""
 

@@ -2,7 +2,7 @@
 
 import re
 
-from qwen_megakernel.text.rule import Around, Rules, ends_of, needing
+from qwen_megakernel.text.rule import Around, Rules, ends_of
 from qwen_megakernel.text.spoken import Spoken
 
 _WORDS = {
@@ -35,7 +35,7 @@ _GROUPED = re.compile(r"\d{1,3}(?:[.,]\d{3})+")
 def rules(spoken: Spoken, around: Around) -> Rules:
     """They come early and leave the numbers to the rules behind them."""
     if spoken.code in _WORDS:
-        yield from needing("=+-−×x÷·±≈≥≤≠<>~*/:^√°²³⁰¹⁴⁵⁶⁷⁸⁹", _rules(spoken, around, spoken.code))
+        yield from _rules(spoken, around, spoken.code)
         iban = r"(?<![\w-])([A-Z]{2})(\d\d)((?: [A-Z0-9]{4}){3,7}(?: [A-Z0-9]{1,3})?|[0-9]{10,30})(?!\w)"
         yield iban, lambda f: f"{f[1]} {', '.join(_one_by_one(spoken, part) for part in [f[2], *f[3].split()])}"
 
