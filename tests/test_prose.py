@@ -48,7 +48,8 @@ def test_the_readme_is_short():
 
 
 def test_the_documents_are_short():
-    """Counted as `wc -w` does."""
+    """Counted as `wc -w` does, without tables that a tool has made."""
     documents = [text for name, text in TEXTS.items() if name.startswith("docs/") and name not in UNCOUNTED]
+    documents = [re.sub(r"<!-- table -->.*?<!-- end -->", "", text, flags=re.S) for text in documents]
     assert len(documents) > 10
     assert sum(len(text.split()) for text in documents) <= 16_000

@@ -107,7 +107,7 @@ ROWS = [
     ("range", FR, "10-15 ans", "dix à quinze ans"),
     ("range", ES, "10-20 %", "diez a veinte por ciento"),
     ("range", IT, "10-15 anni", "dieci-quindici anni"),
-    ("range", PT, "5-10 km", "cinco a dez quilómetros"),
+    ("range", PT, "5-10 km", "cinco a dez quilômetros"),
     ("range", RU, "10-20 %", "от десяти до двадцати процентов"),
     ("range", RU, "5–10 лет", "пять-десять лет"),
     ("range", RU, "с 5-10", "с пяти до десяти"),

@@ -45,10 +45,11 @@ _NAMES = {
     "yen, KRW won won, PLN zloty zloty grosz grosz, CZK f corona corone haléř haléř, SEK f corona corone öre öre, "
     "NOK f corona corone øre øre, DKK f corona corone øre øre, INR f rupia rupie paisa paisa, RUB rublo rubli copeco "
     "copechi, MXN peso pesos centavo centavos",
-    "pt": "USD dólar dólares cêntimo cêntimos, GBP f libra libras pence pence, BRL real reais centavo centavos, AUD "
-    "dólar_australiano dólares_australianos cêntimo cêntimos, CAD dólar_canadiano dólares_canadianos cêntimo "
-    "cêntimos, HKD dólar_de_Hong_Kong dólares_de_Hong_Kong cêntimo cêntimos, CHF franco_suíço francos_suíços cêntimo "
-    "cêntimos, JPY iene ienes, KRW won wons, CNY yuan yuans, PLN zloty zlotys grosz groszy, SEK f coroa coroas öre "
+    "pt": "EUR euro euros centavo centavos, "
+    "USD dólar dólares centavo centavos, GBP f libra libras pence pence, BRL real reais centavo centavos, AUD "
+    "dólar_australiano dólares_australianos centavo centavos, CAD dólar_canadense dólares_canadenses centavo "
+    "centavos, HKD dólar_de_Hong_Kong dólares_de_Hong_Kong centavo centavos, CHF franco_suíço francos_suíços centavo "
+    "centavos, JPY iene ienes, KRW won wons, CNY yuan yuans, PLN zloty zlotys grosz groszy, SEK f coroa coroas öre "
     "öre, NOK f coroa coroas øre øre, DKK f coroa coroas øre øre, CZK f coroa coroas haléř haléř, INR f rupia rupias "
     "paisa paisas, RUB rublo rublos copeque copeques, MXN peso pesos centavo centavos",
     "ru": "GBP фунт фунта фунтов пенс пенса пенсов, JPY f иена иены иен, CNY юань юаня юаней, CHF франк франка "

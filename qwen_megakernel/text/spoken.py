@@ -100,6 +100,8 @@ class Spoken:
                 said = re.sub(r"uno(?= mil\b)", "un", said).replace("veintiun ", "veintiún ")
             elif self.code == "ja":
                 said = _ONE_THOUSAND.sub("一千", said)
+            elif self.code == "pt":  # as most of its speakers say it: dezenove, um bilhão
+                said = num2words(int(whole), lang="pt_BR").replace(",", "")
         if not decimals:
             return said
         if self.code == "ru" and len(decimals) <= 3:
@@ -120,10 +122,10 @@ class Spoken:
         return num2words(int(number), lang=self.code, to="ordinal", **inflection)
 
     def year(self, year: str) -> str:
-        """A year in num2words' form. Japanese and Korean say the plain number."""
+        """A year in num2words' form. Japanese, Korean and Portuguese say the plain number."""
         if self.code == "zh":
             return chinese.digits(year)
-        if self.code in ("ja", "ko") or len(year) > 4:
+        if self.code in ("ja", "ko", "pt") or len(year) > 4:
             return self.cardinal(year)
         return num2words(int(year), lang=self.code, to="year")
 
