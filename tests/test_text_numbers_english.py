@@ -152,6 +152,10 @@ ROWS = [
      "DE eight nine, three seven zero four, zero zero four four, zero five three two, zero one three zero, zero zero"),
     ("verse", EN, "Read Psalm 23:1-4 aloud.", "Read Psalm twenty-three one to four aloud."),
     ("date", EN, "We rest on 7 June. It rained.", "We rest on the seventh of June. It rained."),
+    ("date", EN, "The meeting moved from 3/14 to 3/21.",
+     "The meeting moved from March fourteenth to March twenty-first."),
+    ("size", EN, "An 850 sq ft flat has 850 sq ft of space.",
+     "An eight hundred and fifty square foot flat has eight hundred and fifty square feet of space."),
 ]  # fmt: skip
 
 

@@ -116,7 +116,7 @@ ROWS = [
     ("score", FR, "2:1", "deux à un"),
     ("score", ES, "2:1", "dos a uno"),
     ("score", IT, "2:1", "due a uno"),
-    ("score", RU, "2:1", "два на один"),
+    ("score", RU, "2:1", "два к одному"),
     ("fraction", DE, "3/4 Liter", "drei Viertel Liter"),
     ("fraction", DE, "1 1/2 Tassen", "eineinhalb Tassen"),
     ("fraction", DE, "1/4 l", "ein Viertel Liter"),

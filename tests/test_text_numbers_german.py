@@ -114,6 +114,9 @@ ROWS = [
     ("Nummer", DE, "DE89 3704 0044 0532 0130 00",
      "DE acht neun, drei sieben null vier, null null vier vier, null fünf drei zwei, null eins drei null, null null"),
     ("Nummer", DE, "Wir sind 24/7 erreichbar.", "Wir sind vierundzwanzig sieben erreichbar."),
+    ("Ordnungszahl", DE, "Er wurde 2. im Lauf, sie wurde 3. beim Turnier.",
+     "Er wurde Zweiter im Lauf, sie wurde Dritte beim Turnier."),
+    ("Ordnungszahl", DE, "Peter wurde 2. im Lauf.", "Peter wurde 2. im Lauf."),
 ]  # fmt: skip
 
 

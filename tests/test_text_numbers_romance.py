@@ -16,6 +16,7 @@ ROWS = [
     ("century", FR, "Le XIXe siècle fut long.", "Le dix-neuvième siècle fut long."),
     ("century", FR, "les XVIe et XVIIe siècles", "les seizième et dix-septième siècles"),
     ("century", FR, "Au Ve siècle", "Au cinquième siècle"),
+    ("century", FR, "Le gaz Xe, Ve République.", "Le gaz Xe, cinquième République."),
     ("century", FR, "la Ire République", "la première République"),
     ("century", FR, "le XVIIIème siècle", "le dix-huitième siècle"),
     ("century", FR, "Vers 1500, 1 500 hommes.", "Vers mille cinq cents, mille cinq cents hommes."),
@@ -184,6 +185,9 @@ ROWS = [
     ("scale", PT, "1,5 milhões", "um vírgula cinco milhões"),
     ("unit", PT, "2L", "dois litros"),
     ("sum", PT, "2 + 2 = 4", "dois mais dois igual a quatro"),
+    ("agreement", PT, "Em 2019, 16 pessoas e 17 cães.", "Em dois mil e dezenove, dezesseis pessoas e dezessete cães."),
+    ("agreement", PT, "Custou 1.000.000.000 de reais.", "Custou um bilhão de reais."),
+    ("unit", PT, "A 120 km/h", "A cento e vinte quilômetros por hora"),
 ]  # fmt: skip
 
 

@@ -32,7 +32,7 @@ class Clean(Stage):
             return chr(ord(character) - 0xFEE0)
         if character in "℃℉":
             return "°C" if character == "℃" else "°F"
-        if character in _UNITS:
+        if character in _UNITS and (character != "ℓ" or last.isdecimal() or last == "m"):  # which may be a letter
             return _UNITS[character]
         if character in _JOINS_EMOJI or _EMOJI.match(character):
             return "\u200d" if character == "\u200d" and last.isalpha() else ""

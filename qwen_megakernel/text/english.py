@@ -200,7 +200,8 @@ def _slashes(spoken: Spoken, around: Around) -> Rules:
         top_said, bottom_said = spoken.cardinal(found[1]), spoken.cardinal(found[2])
         if 90 <= top <= 250 and 40 <= bottom <= 130 and top > bottom:
             return f"{top_said} over {bottom_said}"
-        if before in _DATED and 1 <= top <= 12:
+        between = before in ("to", "and", "through") and re.fullmatch(r"\d\d?/\d\d?", around.earlier)
+        if (before in _DATED or between) and 1 <= top <= 12:
             return f"{spoken.months[top - 1]} {spoken.ordinal(found[2])}" if 13 <= bottom <= 31 else keep(found[0])
         if before in _STEPS and top <= bottom:
             return f"{top_said} of {bottom_said}"
@@ -365,7 +366,13 @@ def _units(spoken: Spoken, around: Around) -> Rules:
     yield rf"^({number})[\"″]$", inches
     area = rf"(?<![\w.,-])({number}) (sq|cu)\.? ?(ft|mi|km|m|yd)\.?(?!\w)"
     kinds = {"sq": "square", "cu": "cubic"}
-    yield area, lambda f: f"{_said(spoken, f[1])} {kinds[f[2]]} {spoken.units[f[3]][f[1] != '1']}"
+    homes = frozenset("flat apartment house home condo studio loft lot office".split())
+
+    def spread(found: re.Match[str]) -> str:
+        one = found[1] == "1" or around.word_after(found) in homes
+        return f"{_said(spoken, found[1])} {kinds[found[2]]} {spoken.units[found[3]][not one]}"
+
+    yield area, spread
 
 
 def years(spoken: Spoken, around: Around) -> Rules:

@@ -122,7 +122,16 @@ class European:
             return
         if self.code == "fr":
             roman = rf"(?<!\w){_FRENCH.pattern}(?!\w)"
-            yield roman, lambda f: self._ordinal(f[1], f[2][0] in "rʳ")
+            articles = frozenset("le la les ce cette au aux du des en un une et à".split())
+            named = frozenset("siècle siècles république empire arrondissement congrès dynastie régiment".split())
+
+            def french(found: re.Match[str]) -> str | None:
+                """Le XIXe; alone, Xe may be a sign or a name."""
+                words = self.around.word_before(found), self.around.word_after(found).lower()
+                is_sure = len(found[1]) > 1 or words[0] in articles or words[1] in named
+                return self._ordinal(found[1], found[2][0] in "rʳ") if is_sure else None
+
+            yield roman, french
         if self.centuries:
             yield from self._centuries()
         names = "|".join(sorted(map(re.escape, self.leads), key=len, reverse=True))

@@ -6,6 +6,7 @@ from math import gcd
 from qwen_megakernel.text.european import MAY_BE_ROMAN
 from qwen_megakernel.text.rule import Around, Rules, ends_of, keep
 from qwen_megakernel.text.russian import KINGS as RUSSIAN_KINGS
+from qwen_megakernel.text.russian import number as russian_number
 from qwen_megakernel.text.spoken import Spoken
 
 _CALLED = frozenset("call dial text phone tel notruf pin".split())
@@ -34,6 +35,10 @@ _DATED = frozenset(
     "on by from until till since before after due am vom bis zum ab le du au el del desde hasta il dal al dia "
     "em até с до от на".split()
 )
+_RUSSIAN_SCORE = frozenset(
+    "счёт счет счётом счетом счёте счете выиграл выиграла выиграли победил победила победили проиграл проиграла "
+    "проиграли матч обыграл обыграла обыграли вничью".split()
+)
 DIRECTIONS = frozenset("NSEWO")
 RATIO = {
     "en": "to",
@@ -42,7 +47,6 @@ RATIO = {
     "es": "a",
     "it": "a",
     "pt": "a",
-    "ru": "на",
     "zh": "比",
     "ja": "対",
     "ko": "대",
@@ -169,6 +173,10 @@ def others(spoken: Spoken, around: Around) -> Rules:
     yield r"(?<![\w.,])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)", address
 
     def ratio(found: re.Match[str]) -> str:
+        if spoken.code == "ru":
+            if around.word_before(found) in _RUSSIAN_SCORE:
+                return f"{spoken.cardinal(found[1])}-{spoken.cardinal(found[2])}"
+            return f"{spoken.cardinal(found[1])} к {russian_number(found[2], 'd')}"
         return f"{spoken.cardinal(found[1])} {RATIO[spoken.code]} {spoken.cardinal(found[2])}".replace(" ", blank)
 
     yield r"(?<![\w.,:/-])(\d{1,3}):(\d|[1-9]\d{2})(?![\w:/]|-\d|[.,]\d)", ratio

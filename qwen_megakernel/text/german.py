@@ -285,6 +285,9 @@ def ordinals(spoken: Spoken, around: Around) -> Rules:
         if noun in _STARTERS:  # am 5. Dann: the full stop is the sentence's, too
             return None if end is None else f"{spoken.ordinal(found[1])}{end}."
         last = end or ("n" if noun[:1].islower() else "")
+        if around.word_before(found) in ("wurde", "wird", "werde", "wurden"):  # er wurde 2. im Lauf
+            of = {"er": "r", "sie": ""}.get(around.earlier.lower())
+            return keep(found[0]) if of is None else f"{spoken.ordinal(found[1]).capitalize()}{of}"
         if end is None and noun[:1].islower():
             return f"{spoken.ordinal(found[1])}n" if not around.before[-1:].isdecimal() else None
         if end is None:

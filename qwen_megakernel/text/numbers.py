@@ -303,8 +303,10 @@ class Numbers:
             if end == "х" and int(number) in (2, 3, 4):
                 return num2words(int(number), lang="ru", case="g")
             return num2words(int(number), lang="ru", to="ordinal", plural=True, case="g" if end == "х" else "n")
-        if self.spoken.code == "ru":
-            return self.spoken.ordinal(number, **_RUSSIAN_ENDS.get(end, {}))
+        if self._russian:
+            oblique = end == "й" and self._russian.is_oblique(self._around.word_after(found))
+            inflection = {"gender": "f", "case": "g"} if oblique else _RUSSIAN_ENDS.get(end, {})
+            return self.spoken.ordinal(number, **inflection)
         said = self.spoken.ordinal(number)
         if self.spoken.code == "fr":
             return self._french_ordinal(number, found[0].lstrip("0123456789"), said)

@@ -278,6 +278,11 @@ class Russian:
             return "n", "m"
         return "", ""
 
+    def is_oblique(self, noun: str) -> bool:
+        """Is it a feminine noun in another case than the nominative and the accusative, such as "минуте"?"""
+        stem = re.sub("(?:[оеь]?[йю]|[еиы])$", "", noun)
+        return stem != noun and any(stem + end in _FEMININE for end in "аяь")
+
     def _place(self, value: str, noun: str) -> str | None:
         """на 2 этаже: на втором этаже."""
         case = "p" if noun.endswith("е") else "n"
