@@ -37,6 +37,8 @@ ROWS = [
      "It takes less than five minutes and more than ten steps."),
     ("comparison", EN, "You need ≥ 3 points.", "You need greater than or equal to three points."),
     ("comparison", EN, "I <3 you", "I <three you"),
+    ("maths", EN, "It weighs 5×10^-3 g in a 3×4 grid.",
+     "It weighs five times ten to the power of minus three grams in a three by four grid."),
     ("maths", EN, "We know that 2 + 2 = 4.", "We know that two plus two equals four."),
     ("maths", EN, "So 5 - 3 = 2 and 6 × 7 = 42.",
      "So five minus three equals two and six times seven equals forty-two."),

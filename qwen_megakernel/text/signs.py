@@ -54,6 +54,7 @@ def _rules(spoken: Spoken, around: Around, code: str) -> Rules:
 
     def by(found: re.Match[str]) -> str:
         is_sum = "=" in found.string or (found[2] == " × " and not around.after)
+        is_sum |= found.string.startswith(f"10 {words['^']}", found.end())
         return f" {words['×' if is_sum else 'by']} "
 
     yield r"(?<=\d)(?<!(?<!\d)0)([x×])(?=\d)|(?<=[\da-z²\"])( [x×] )(?=\d)", by
