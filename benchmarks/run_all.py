@@ -32,6 +32,8 @@ GPU = {
     "measure_pipecat": ("--size {size}", "--size {size} --pipelines 1 8 --rates 24000 --utterances 10"),
     "measure_serving": ("--size {size}", "--size {size} --requests 50"),
     "measure_load": ("--size {size}", "--size {size} --rates 10 20 30 40 --live 128 --throughput 64 --seconds 10"),
+    "measure_open": ("--size {size}", "--size {size} --seconds 10"),
+    "measure_clone": ("--size {size}", "--size {size} --requests 5"),
     "measure_batch": ("--size {size}", "--size {size} --lines 500 --streams 64 --repeats 1"),
     "measure_fp8": ("--size {size}", "--size {size} --frames 16"),
     "measure_peers": ("--size {size}", "--size {size} --utterances 10"),

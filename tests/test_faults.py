@@ -27,6 +27,7 @@ from qwen_megakernel import (
 )
 from qwen_megakernel.engine import watchdog
 from qwen_megakernel.engine.sequence import SpeechSequence
+from qwen_megakernel.engine.watchdog import Patience
 
 TEXT = "Hello there, how are you today?"
 SEEDED = SamplingParams(seed=5)
@@ -34,9 +35,13 @@ FAULT = KernelFault("a wait gave up")
 
 
 @pytest.fixture
-def patience() -> SimpleNamespace:
+def patience() -> Patience:
     """The watchdog's. Until a test lowers it nobody is called stuck or lost."""
-    return SimpleNamespace(device_s=2 * PATIENCE_S, callback_s=2 * PATIENCE_S, look_s=0.05)
+    return Patience(device_s=2 * PATIENCE_S, callback_s=2 * PATIENCE_S, look_s=0.05)
+
+
+def lower(patience: Patience, name: str, seconds: float) -> None:
+    object.__setattr__(patience, name, seconds)  # it is frozen, and the engine has it already
 
 
 @pytest.fixture
@@ -62,7 +67,7 @@ def test_a_stuck_listener_fails_its_own_utterance_and_takes_no_slot(engine, pati
     stuck = [engine.submit(TEXT, lambda _chunk: release.wait(PATIENCE_S), max_frames=9) for _ in range(3)]
     until(lambda: engine.health()["running"] == 0)
     assert engine.health()["streams"] == 3 and np.array_equal(alone(engine).samples, before.samples)
-    patience.callback_s = 0.5
+    lower(patience, "callback_s", 0.5)
     for utterance in stuck:
         with pytest.raises(CallbackError, match=r"did not return in 0\.5 s"):
             utterance.result(timeout=PATIENCE_S)
@@ -78,7 +83,7 @@ def test_a_stuck_listener_is_left_behind_after_the_end_too(engine, patience, how
     stuck = lambda _chunk: (entered.set(), release.wait(PATIENCE_S))  # noqa: E731
     said = engine.submit(TEXT, stuck, on_end=ended.set, max_frames=3)
     assert entered.wait(PATIENCE_S)
-    patience.callback_s = 0.5
+    lower(patience, "callback_s", 0.5)
     if how == "close":
         engine.close()
     else:
@@ -92,7 +97,7 @@ def test_a_stuck_listener_is_left_behind_after_the_end_too(engine, patience, how
 
 
 def test_a_stuck_listeners_end_does_not_stop_the_watchdog(engine, patience):
-    patience.callback_s = 0.5
+    lower(patience, "callback_s", 0.5)
     lock = threading.Lock()
     lock.acquire()
 
@@ -313,7 +318,7 @@ def test_a_device_that_does_not_answer_ends_the_engine_and_nobody_hangs(engine, 
     monkeypatch.setattr(engine.probes.decoder, "collect", silent)
     said = [engine.submit(TEXT, lambda _chunk: None) for _ in range(4)]
     assert waits.wait(PATIENCE_S)
-    patience.device_s = 0.3
+    lower(patience, "device_s", 0.3)
     if closing:
         engine.close()
     try:

@@ -261,6 +261,13 @@ def test_a_voice_has_one_code_row_per_frame_of_its_audio(voices):
     assert torch.equal(voices["icl"].speaker_embedding, voices["xvector"].speaker_embedding)
 
 
+def test_a_voice_does_not_take_the_place_of_a_device(voices, tmp_path):
+    os.mkfifo(tmp_path / "v.safetensors")
+    with pytest.raises(VoiceError, match="only be written to a regular file"):
+        voices["icl"].save(tmp_path / "v.safetensors")
+    assert (tmp_path / "v.safetensors").is_fifo()
+
+
 @pytest.mark.parametrize("kind", ["xvector", "icl"])
 def test_a_saved_voice_speaks_the_same(kind, voices, base, tmp_path):
     voices[kind].save(tmp_path / "v.safetensors")

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -108,6 +109,8 @@ class Voice:
     def save(self, path: str | Path) -> None:
         """Write the voice as one safetensors file. Raises VoiceError: it is broken (`check`), or cannot be written."""
         self.check()
+        if os.path.lexists(path) and not os.path.isfile(path):  # a device or a pipe would be replaced by the file
+            raise VoiceError(f"{path}: a voice can only be written to a regular file")
         tensors = {"speaker_embedding": self.speaker_embedding.contiguous()}
         metadata = {"format": _FORMAT, "fingerprint": self.fingerprint, "notes": json.dumps(self.notes)}
         if self.ref_codes is not None and self.ref_text is not None:
