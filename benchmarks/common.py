@@ -59,7 +59,7 @@ def commit() -> str:
 
 @contextlib.contextmanager
 def build_with(**other: tuple[str, ...]) -> Iterator[None]:
-    """Kernels made inside are built with another `FLAGS` or `SOURCES` of backend/build.py."""
+    """Kernels made inside are built with other `DEFINES` or `SOURCES` of backend/build.py."""
     with mock.patch.multiple(build, _loaded=functools.cache(build._loaded.__wrapped__), **other):
         yield
 

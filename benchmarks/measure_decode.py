@@ -147,7 +147,7 @@ def main() -> None:
             f"kernel, prefill of {n} rows", times_ms(lambda n=n: prefill(n), args.frames), -(-n // most) * pass_floor
         )
     if args.stages:
-        with build_with(FLAGS=(*build.FLAGS, "-DQMK_STAGE_CLOCK")):
+        with build_with(DEFINES=(build.STAGE_CLOCK,)):
             clocked = MegakernelFrameDecoder(config, tensors, slots=max(args.columns), max_positions=limit)
         frames = Frames(clocked, config, sampling)
         for columns in args.columns:

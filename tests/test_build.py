@@ -390,6 +390,35 @@ def test_builds_for_other_weights_have_their_own_flags(fresh, monkeypatch):
     assert told == [[flag for flag in both[1] if "FP8" in flag] for both in flags.values()]
 
 
+def test_both_compilers_get_every_macro_that_the_sources_ask_for(fresh, monkeypatch):
+    """With a macro that only one of them has, kernel and bindings disagree. frame_wide.cu defines QMK_WIDE itself."""
+    text = "".join(path.read_text(encoding="utf-8") for path in CSRC.rglob("*.*"))
+    asked = set(re.findall(r"^#if(?:n?def)? (QMK_\w+)$", text, re.M)) - {"QMK_WIDE"}
+    given = []
+
+    def load(name, _sources, **settings):
+        given.extend((settings["extra_cflags"], settings["extra_cuda_cflags"]))
+        return linked(name, settings, HOPPER, PARTS)
+
+    monkeypatch.setattr(cpp_extension, "load", load)
+    monkeypatch.setattr(build, "DEFINES", (build.STAGE_CLOCK,))
+    assert build.cache_folder(HOPPER) != fresh, "a folder of its own"
+    build.load_extension(GPU, PARTS)
+    cpp, cuda = ({flag for flag in flags if flag.startswith("-DQMK_")} for flags in given)
+    assert cpp == cuda
+    assert asked == {"QMK_STAGE_CLOCK", "QMK_FP8", "QMK_COLUMNS", "QMK_WIDE_COLUMNS"}
+    assert asked <= {flag.removeprefix("-D").partition("=")[0] for flag in cpp}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(build.find_nvcc() is None, reason="needs nvcc")
+@pytest.mark.parametrize("macro", [build.STAGE_CLOCK, "-DQMK_FP8=10"])
+def test_kernel_and_bindings_compile_with_a_documented_macro(macro, tmp_path):
+    command = [build.find_nvcc(), *build.FLAGS, *HOPPER.defines, macro, f"-arch=sm_{HOPPER.arch}", "-ptx"]
+    kernels._compile([*command, "-o", tmp_path / "frame.ptx", CSRC / "frame/frame.cu"], macro)
+    kernels.check_binding(build.find_nvcc(), "frame/frame_bindings.cpp", [macro])
+
+
 def test_a_build_waits_for_another_one_and_goes_on_when_that_is_killed(fresh, monkeypatch, caplog):
     monkeypatch.setattr(cpp_extension, "load", lambda name, _sources, **settings: linked(name, settings, HOPPER))
     (fresh / "building-1234").mkdir(parents=True)

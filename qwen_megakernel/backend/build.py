@@ -45,6 +45,13 @@ SOURCES = (
 """Paths in csrc. torch names objects by stem, so no two files may share a stem."""
 
 FLAGS = ("-O3", "-std=c++20", "--expt-relaxed-constexpr")
+"""nvcc's own."""
+
+DEFINES: tuple[str, ...] = ()
+"""Macros for both compilers besides those of target and weights. Benchmarks build with `STAGE_CLOCK`."""
+
+STAGE_CLOCK = "-DQMK_STAGE_CLOCK"
+"""Adds the clock that measures each stage of the frame kernel (csrc/frame/dims.cuh)."""
 
 
 def source_folder() -> Path:
@@ -225,9 +232,9 @@ def cache_folder(target: Target, fp8: Collection[str] = ()) -> Path:
 
 
 def _defines(target: Target, fp8: Collection[str]) -> tuple[str, ...]:
-    """The compiler's flags for csrc/frame/dims.cuh."""
+    """Both compilers' flags for csrc/frame/dims.cuh."""
     bits = sum(1 << PARTS.index(part) for part in fp8)
-    return target.defines + ((f"-DQMK_FP8={bits}",) if bits else ())
+    return (*target.defines, *((f"-DQMK_FP8={bits}",) if bits else ()), *DEFINES)
 
 
 def load_extension(device: torch.device, fp8: Collection[str] = ()) -> ModuleType:

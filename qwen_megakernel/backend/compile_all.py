@@ -117,15 +117,16 @@ def compile_others(nvcc: str, arch: str) -> None:
             _compile([nvcc, *FLAGS, f"-arch=sm_{arch}", "-c", "-o", compiled, source_folder() / name], f"sm_{arch}")
 
 
-def check_binding(nvcc: str, name: str) -> None:
-    """Check the syntax of one of `BINDINGS` with torch's headers. Otherwise mistakes appear only on a GPU machine."""
+def check_binding(nvcc: str, name: str, defines: Sequence[str] = ()) -> None:
+    """Check the syntax of one of `BINDINGS` with torch's headers. Otherwise mistakes appear only on a GPU machine.
+    `defines`: macros, as flags."""
     with tempfile.TemporaryDirectory() as folder:
         # A torch without CUDA lacks this header, which holds only its build options.
         choices = Path(folder) / "c10/cuda/impl/cuda_cmake_macros.h"
         choices.parent.mkdir(parents=True)
         choices.touch()
         includes = [*cpp_extension.include_paths("cpu"), sysconfig.get_path("include"), folder]
-        flags = ["-std=c++20", "-DTORCH_EXTENSION_NAME=checked", *(f"-isystem={path}" for path in includes)]
+        flags = ["-std=c++20", "-DTORCH_EXTENSION_NAME=checked", *defines, *(f"-isystem={path}" for path in includes)]
         told = ["-x", "c++", "-c", *flags, "-Xcompiler", "-fsyntax-only", "-o", f"{folder}/none.o"]
         _compile([nvcc, *told, source_folder() / name], name)
 
