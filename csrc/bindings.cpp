@@ -17,6 +17,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   sizes["HEAD_DIM"] = qmk::kHeadDim;
   sizes["SPLITS"] = qmk::kSplits;
   sizes["GROUPS"] = qmk::kGroups;
+  sizes["FIRST_LOOKED_UP"] = qmk::kFirstLookedUp;
   sizes["PACKET"] = qmk::kPacket;
   sizes["MLP_PACKET"] = qmk::kMlpPacket;
   sizes["PAGE_POSITIONS"] = qmk::kPagePositions;

@@ -10,6 +10,7 @@ constexpr int kComputeWarps = 16;   // of a block; they share the inputs of ever
 constexpr int kHeadDim = 128;       // of an attention head
 constexpr int kSplits = 16;         // parts that a query head's context is cut into, at most
 constexpr int kGroups = 16;         // codes of a frame, and positions of the code predictor
+constexpr int kFirstLookedUp = 2;   // position of the code predictor from which tables hold what it reads (params.h)
 constexpr int kPacket = 4;          // values of a column that travel together: of a residual or an attention output
 constexpr int kMlpPacket = 6;       // the same of the MLP
 constexpr int kPagePositions = 64;  // of a page of the talker's keys and values

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from qwen_megakernel.backend import build
+from qwen_megakernel.backend import build, megakernel
+from qwen_megakernel.check import doctor
 
 
 def pretend(
@@ -16,6 +17,7 @@ def pretend(
     nvcc: tuple[int, int] | None = (13, 0),
     driver: tuple[int, int] | None = (13, 0),
     ninja: bool = True,
+    free_gib: float = 100.0,
 ) -> None:
     """What a machine with one GPU says of itself."""
     properties = SimpleNamespace(name=name, multi_processor_count=multiprocessors)
@@ -23,6 +25,8 @@ def pretend(
     patch.setattr(torch.cuda, "device_count", lambda: 1)
     patch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     patch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+    for module in (megakernel, doctor):
+        patch.setattr(module, "free_memory", lambda _device: int(free_gib * 2**30))
     patch.setattr(build, "find_nvcc", lambda: "nvcc" if nvcc else None)
     patch.setattr(build, "pip_toolkit", lambda: None)
     patch.setattr(build, "nvcc_version", lambda _nvcc: nvcc)

@@ -1,11 +1,11 @@
 """A short run for compute-sanitizer, which slows every wait down:
 
 compute-sanitizer --tool memcheck python tests/sanitize.py [demo|0.6b|1.7b|text|vocoder ...]
-compute-sanitizer --tool racecheck python tests/sanitize.py demo --columns 16 --frames 1
-compute-sanitizer --tool racecheck python tests/sanitize.py 0.6b --columns 3 --frames 1 --layers 2
+compute-sanitizer --tool racecheck python tests/sanitize.py demo --columns 16 --frames 1 --empty-tables
+compute-sanitizer --tool racecheck python tests/sanitize.py 0.6b --columns 3 --frames 1 --layers 2 --empty-tables
 
 racecheck keeps what it saw in host memory, 5 GB a launch of the demo voice. Give it a launch of each width in a process
-of its own, and of 0.6B a few layers.
+of its own, of 0.6B a few layers, and not the many launches that fill the tables.
 """
 
 import argparse
@@ -31,7 +31,12 @@ PROMPTS = {1: 280, 3: 9, 8: 4, 16: 14}  # rows before the first frame, by column
 
 def decode(config: ModelConfig, widths: list[int], frames: int) -> None:
     tensors = random_talker(config, GPU, seed=1)
-    kernel = megakernel.MegakernelFrameDecoder(config, tensors, slots=16, max_positions=320)
+    if args.empty_tables:
+        load_extension(GPU).Launcher.fill_tables = lambda _launcher: None
+    kernel = megakernel.MegakernelFrameDecoder(config, tensors, slots=16, max_positions=320, tables=True)
+    if args.empty_tables:
+        for name in [name for name in kernel.buffers if name.startswith("tables.")]:
+            kernel.buffers[name].zero_()
     rows = torch.randn(300, config.talker.stack.hidden_size, device=GPU).to(torch.bfloat16)
     for columns in widths:
         slots = list(range(columns))
@@ -79,6 +84,7 @@ parser.add_argument("parts", nargs="*", default=["demo", "text", "vocoder"])
 parser.add_argument("--columns", type=int, nargs="+", choices=PROMPTS, default=list(PROMPTS))
 parser.add_argument("--frames", type=int, default=2)
 parser.add_argument("--layers", type=int, help="of the talker and of the code predictor; default: all")
+parser.add_argument("--empty-tables", action="store_true", help="zeros, which no launch has to fill")
 args = parser.parse_args()
 for part in args.parts:
     if part == "text":

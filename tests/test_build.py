@@ -18,7 +18,7 @@ import torch
 from torch.utils import cpp_extension
 
 from qwen_megakernel import cli
-from qwen_megakernel.backend import build
+from qwen_megakernel.backend import build, megakernel
 from qwen_megakernel.backend import compile_all as kernels
 from qwen_megakernel.backend.compile_all import MODELS, Compiled, Launch
 from qwen_megakernel.backend.interfaces import LAUNCH_SLOTS
@@ -508,6 +508,25 @@ def test_a_launch_of_more_sequences_than_the_build_has_columns_is_refused():
     decoder.width = 4
     with pytest.raises(ValueError, match="takes 1 to 4 slots, got .*4"):
         decoder.launch(range(5))
+
+
+@pytest.mark.parametrize("hidden, mib", [(1024, 336), (2048, 448)])
+def test_tables_are_made_where_they_leave_room(hidden, mib, monkeypatch):
+    """Of what the GPU has free, and of what the process may take."""
+    size, leave = megakernel.table_bytes(hidden), megakernel.TABLES_LEAVE
+    assert size == mib * 2**20
+    said = {"mem_get_info": (0, 2**40), "memory_reserved": 3 * 2**30, "memory_allocated": 2**30}
+    for name, value in said.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _device, value=value: value)
+    share = 1.0
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _device: share)
+    assert megakernel.free_memory(GPU) == 2 * 2**30
+    told = f"{mib} MiB would leave less than 4 of 2.0 free GiB"
+    assert megakernel.why_no_tables(hidden, GPU) == told
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (size + leave - 2 * 2**30, 2**40))
+    assert megakernel.why_no_tables(hidden, GPU) is None
+    share = 3 / 1024
+    assert megakernel.why_no_tables(hidden, GPU) == told
 
 
 # ---------------------------------------------------------------- make kernels

@@ -282,6 +282,53 @@ def test_10_000_frames_are_the_same_in_any_company(model):
                 del running[slot]
 
 
+@pytest.mark.parametrize("streams", [1, 3, 5, 8, 16])
+@torch.inference_mode()
+def test_frames_with_and_without_tables_are_the_same_to_the_bit(model, streams):
+    """Codes, hidden states and logits; FP8 with tables against its dequantised weights without."""
+    config, tensors, kernel = model
+    plain = MegakernelFrameDecoder(config, tensors, slots=kernel.slots, max_positions=256, tables=False)
+    assert "tables.heads" in kernel.buffers and "tables.heads" not in plain.buffers
+    prompts = [random_prompt(config, 9 + slot) for slot in range(streams)]
+    said = []
+    for decoder in (kernel, plain):
+        seen = observed(decoder, config)
+        for slot, prompt in enumerate(prompts):
+            s = SamplingParams(seed=slot).over(MIXED[slot % len(MIXED)]).over(config.sampling)
+            decoder.start(slot, prompt, s)
+        frames = [step(decoder, range(streams), *seen) for _ in range(40)]
+        said.append([x.nan_to_num(0) for frame in frames for x in frame])
+        decoder._launcher.observe(None, None, None)
+    assert all(map(torch.equal, *said))
+
+
+@torch.inference_mode()
+def test_tables_hold_what_the_twins_layer_makes_of_an_embedding(model):
+    """Queries, keys and values of random codes at their positions, behind norm and rope; and the adapter's output."""
+    config, tensors, kernel = model
+    stack, vocab = config.talker.code_predictor.stack, config.talker.code_predictor.vocab_size
+    twin = Twin(config, tensors, torch.float32)
+    w, layers = twin.predictor._layers[0], twin.predictor
+    q, kv = stack.num_heads * 128, stack.num_kv_heads * 128
+    for position in range(2, 16):
+        codes = torch.randint(vocab, (50,), device=GPU)
+        x = twin.embed.code(position - 1, codes)
+        if twin.adapter:
+            x = F.linear(x, *twin.adapter)
+            assert relative(kernel.buffers["tables.adapted"][position - 2, codes], x) < 1e-3
+        y = rms_norm(x, w["input_layernorm"], stack.rms_norm_eps)
+        heads = {n: F.linear(y, w[f"self_attn.{n}_proj"]) for n in "qkv"}
+        cos, sin = (t[position].expand(len(codes), -1) for t in (layers._cos, layers._sin))
+        for n in "qk":
+            heads[n] = (
+                apply_rope(layers._heads(heads[n], w[f"self_attn.{n}_norm"]), cos, sin).transpose(0, 1).flatten(1)
+            )
+        row = kernel.buffers["tables.heads"][position - 2, codes].float()
+        queries, keys, values, rest = row.split([q, kv, kv, q], dim=1)
+        assert relative(queries + rest, heads["q"]) < 5e-3
+        assert relative(keys, heads["k"]) < 1e-2 and relative(values, heads["v"]) < 1e-2
+
+
 @torch.inference_mode()
 def test_a_prompt_is_the_same_however_it_is_cut(model):
     config, _, kernel = model

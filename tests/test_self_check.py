@@ -541,6 +541,9 @@ def test_doctors_json_is_one_object_with_everything(card, child, capsys):
     facts = json.loads(doctor(capsys, "--json"))
     (found,) = facts["cards"]
     assert found["name"] == CARD[2] and found["multiprocessors"] == 128 and found["record"] is None
+    assert re.fullmatch(
+        r"336 MiB for 0.6b, 448 MiB for 1.7b, .* leave 4 GiB .*; 100.0 GiB are free now", found["tables"]
+    )
     assert found["verdicts"][0]["frame"] == asdict(FRAME) and found["auto"]["demo"].startswith("megakernel")
     for name in ("torch", "driver", "driver_cuda", "nvcc", "ninja", "backend", "reason", "platform"):
         assert facts[name]

@@ -73,13 +73,22 @@ __device__ __forceinline__ void norm_and_rope(Four& x, uint2 norm, const Four& c
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const float y = x.v[i] * inv * weight[i], other = __shfl_xor_sync(~0u, y, 16);
-    x.v[i] = y * cos.v[i] + (lane < 16 ? -other : other) * sin.v[i];
+    // One of the products fused, not the other: wherever this is inlined, the same bits (see fill_heads).
+    x.v[i] = fmaf(y, cos.v[i], __fmul_rn(lane < 16 ? -other : other, sin.v[i]));
   }
 }
 
+// 4 dims as bf16, and what that leaves of each.
+__device__ __forceinline__ uint2 rounded(const Four& x) {
+  return make_uint2(pack2(x.v[0], x.v[1]), pack2(x.v[2], x.v[3]));
+}
+__device__ __forceinline__ uint2 rest_of(const Four& x, uint2 high) {
+  return make_uint2(pack2(x.v[0] - low_bf16(high.x), x.v[1] - high_bf16(high.x)),
+                    pack2(x.v[2] - low_bf16(high.y), x.v[3] - high_bf16(high.y)));
+}
 // Store 4 dims of every lane. unit: the unit of 8 dims that this lane's dims belong to.
-__device__ __forceinline__ void store_four(bf16* row, const Four& x, int lane, int unit) {
-  reinterpret_cast<uint2*>(row)[unit * 2 + lane % 2] = make_uint2(pack2(x.v[0], x.v[1]), pack2(x.v[2], x.v[3]));
+__device__ __forceinline__ void store_four(bf16* row, uint2 four, int lane, int unit) {
+  reinterpret_cast<uint2*>(row)[unit * 2 + lane % 2] = four;
 }
 
 struct AttentionScratch {
@@ -108,10 +117,7 @@ __device__ __forceinline__ Four await_head(B& b, const StackWeights& w, int inde
   if (head < S::kHeads + S::kKvHeads) norm_and_rope(x, norm, cos, sin, b.lane);
   return x;
 }
-__device__ __forceinline__ void store_query(AttentionScratch& s, int query, const Four& x, int lane) {
-  const uint2 high = make_uint2(pack2(x.v[0], x.v[1]), pack2(x.v[2], x.v[3]));
-  const uint2 low = make_uint2(pack2(x.v[0] - low_bf16(high.x), x.v[1] - high_bf16(high.x)),
-                               pack2(x.v[2] - low_bf16(high.y), x.v[3] - high_bf16(high.y)));
+__device__ __forceinline__ void store_query(AttentionScratch& s, int query, uint2 high, uint2 low, int lane) {
   reinterpret_cast<uint2*>(s.query[2 * query])[lane] = high;
   reinterpret_cast<uint2*>(s.query[2 * query + 1])[lane] = low;
 }
@@ -287,12 +293,13 @@ struct PagedAttention {
       const int its = n < S::kGroup ? mine.kv_head * S::kGroup + n : S::kHeads + which * S::kKvHeads + mine.kv_head;
       if (n >= S::kGroup && (p >> size & (mine.sharers - 1)) != mine.sub) continue;
       const Four x = await_head<S>(b, w, index, its, mine.column - (position - p), p);
+      const uint2 high = rounded(x);
       if (n < S::kGroup) {
-        store_query(s, n, x, lane());
+        store_query(s, n, high, rest_of(x, high), lane());
       } else {
-        store_four(s.fresh[p - fresh][which], x, lane(), lane() / 2);
+        store_four(s.fresh[p - fresh][which], high, lane(), lane() / 2);
         if (p == position)
-          store_four(at(p) + which * S::kKvHeads * kPagePositions * kHeadDim, x, lane(), unit_place(p, lane() / 2));
+          store_four(at(p) + which * S::kKvHeads * kPagePositions * kHeadDim, high, lane(), unit_place(p, lane() / 2));
       }
     }
     sync_compute<kComputeThreads>();
@@ -457,12 +464,25 @@ __device__ __forceinline__ void attend_pages(B& b, const StackWeights& w, int in
   if (!attention.work_off()) attention.weigh_splits();
 }
 
+// Await the heads of a column and leave them in its row of a table (see Tables). Each warp takes some.
+template <class S, class B>
+__device__ __forceinline__ void fill_heads(B& b, const StackWeights& w, int column, int position, bf16* row) {
+  for (int head = b.warp; head < S::kHeads + 2 * S::kKvHeads; head += kWarps) {
+    const Four x = await_head<S>(b, w, 0, head, column, position);
+    uint2* const known = reinterpret_cast<uint2*>(row + head * kHeadDim) + b.lane;
+    const uint2 high = rounded(x);
+    *known = high;
+    if (head < S::kHeads) known[S::kQkv / 4] = rest_of(x, high);
+  }
+}
+
 // Code predictor. A frame has at most 16 positions, one tile; every block of a sequence keeps it.
 // rows: neighbouring columns from `position` on, with up to kQueries queries. kv: [2][kGroups][head_dim] of this layer,
 // this block's own. One warp awaits each head. Then four warps each do the softmax and a quarter of the dims.
 template <class S, class B>
 __device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int index, const Assignment& mine,
-                                             int sequences, int rows, int position, bf16 (*kv)[kGroups][kHeadDim]) {
+                                             int sequences, int rows, int position, bf16 (*kv)[kGroups][kHeadDim],
+                                             const bf16* known) {
   constexpr int kHeads = S::kGroup + 2;  // of a row
   static_assert(2 * S::kGroup <= kQueries && kHeads == 4);
   const int row = b.warp / kHeads, n = b.warp % kHeads, lane = b.lane;
@@ -472,9 +492,18 @@ __device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int in
   const int value = n - S::kGroup, column = mine.column * rows;
   const int head = value < 0 ? mine.kv_head * S::kGroup + n : S::kHeads + value * S::kKvHeads + mine.kv_head;
   if (value >= 0 || !apart || n == mine.sub) {
-    const Four x = await_head<S>(b, w, index, head, column + row, position + row);
-    if (value < 0) store_query(b.s.attention, row * S::kGroup + n, x, lane);
-    else store_four(kv[value][position + row], x, lane, unit_place(position + row, lane / 2));
+    uint2 high, low{};
+    if (known) {
+      const uint2* const four = reinterpret_cast<const uint2*>(known + head * kHeadDim) + lane;
+      high = *four;
+      if (value < 0) low = four[S::kQkv / 4];
+    } else {
+      const Four x = await_head<S>(b, w, index, head, column + row, position + row);
+      high = rounded(x);
+      if (value < 0) low = rest_of(x, high);
+    }
+    if (value < 0) store_query(b.s.attention, row * S::kGroup + n, high, low, lane);
+    else store_four(kv[value][position + row], high, lane, unit_place(position + row, lane / 2));
   }
   sync_some(rows * kHeads * 32);
   if (row) return;

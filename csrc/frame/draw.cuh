@@ -12,7 +12,11 @@ namespace qmk {
 constexpr int kShortList = 512;  // candidates that are ranked all against all
 
 struct DrawScratch {
-  uint32_t bound[kWarps], list[kShortList], listed, kth;
+  union {
+    uint32_t list[kShortList];   // during a draw
+    int code[kWarps][kColumns];  // behind it: the last code of each sequence, each warp's own copy
+  };
+  uint32_t bound[kWarps], listed, kth;
   int count[2][kWarps];
   float sum[2][kWarps], chosen;
   uint2 best[kWarps];

@@ -24,7 +24,10 @@ struct Scratch {
   alignas(16) float narrow[partial_size(max_of(T::kHiddenRows, P::kHiddenRows))];  // o, down, adapter
   AttentionScratch attention;
   DrawScratch draw;
-  float hidden[kColumns * T::kHiddenRows];  // of the talker, this block's rows
+  float inverse[kColumns];  // 1 / rms of each sequence, which the talker's x.h_mlp lacks
+  // This block's rows of the talker's hidden state; from code 0's turn in the code predictor on, of the sum of the
+  // embeddings so far, each its thread's own.
+  float hidden[kColumns * T::kHiddenRows];
   alignas(16) bf16 frame_kv[kFrameKvShared ? P::kMaxLayers : 0][2][kGroups][kHeadDim];
 };
 
@@ -80,6 +83,22 @@ struct Frame {
     return !kWide && position == 0 && 2 * sequences <= kColumns ? 2 : 1;
   }
 
+  // Whether the pass at a position looks up what layer 0 of the code predictor makes of its input.
+  static __device__ __forceinline__ bool looks_up(const FrameParams& p, int position) {
+    return p.tables.heads && position >= kFirstLookedUp && !p.tables.filled;
+  }
+  // Of a table, its row for the code of a group.
+  static __device__ __forceinline__ size_t table_row(int group, int code) {
+    return static_cast<size_t>(group + 1 - kFirstLookedUp) * Dims::kCodes + code;
+  }
+  static __device__ __forceinline__ bf16* table_heads(const FrameParams& p, int group, int code) {
+    return p.tables.heads + table_row(group, code) * (P::kQkv + P::kQ);
+  }
+
+  static __device__ __forceinline__ float* adapted(const FrameParams& p, const Thread& b, int group, int code) {
+    return p.tables.adapted + table_row(group, code) * P::kHidden + owned_row<P>(b);
+  }
+
   // The talker's keys of a layer and a key-value head, page 0.
   static __device__ __forceinline__ bf16* layer_kv(const FrameParams& p, int index, int kv_head) {
     return p.kv + static_cast<size_t>(index * 2 * T::kKvHeads + kv_head) * kPagePositions * kHeadDim;
@@ -89,12 +108,24 @@ struct Frame {
   }
 
   static __device__ void produce(const FrameParams& p, Ring& ring, Patience& patience, int block, int lane) {
-    auto copy = [&](const uint8_t* ribbon, int stages, const Pace& pace, int pinned = 0) {
-      ring.copy(ribbon + static_cast<size_t>(block) * stages * kStageBytes, stages, pinned, pace, patience, lane);
+    auto copy = [&](const uint8_t* ribbon, int stages, const Pace& pace) {
+      ring.copy(ribbon + static_cast<size_t>(block) * stages * kStageBytes, stages, 0, pace, patience, lane);
     };
     constexpr int head = Matvec<kHeadRows, T::kHidden, kFp8CodecHead>::stages(kSteps<T::kHidden>);
     constexpr int code = Matvec<kCodeRows, P::kHidden, kFp8LmHeads>::stages(kSteps<P::kHidden>);
     constexpr int qkv = Matvec<T::kQkvRows, T::kHidden, T::kFp8>::stages(kSteps<T::kHidden>);
+    constexpr int first = Matvec<P::kQkvRows, P::kHidden, P::kFp8>::stages(kSteps<P::kHidden>);
+    const int layers = p.predictor.layers * kLayerStages<P>;
+    const uint8_t* const predictor = p.predictor.ribbon + static_cast<size_t>(block) * layers * kStageBytes;
+    auto adapt = [&] {
+      if constexpr (Dims::kAdapter)
+        copy(p.adapter, Matvec<P::kHiddenRows, T::kHidden>::stages(kSteps<T::kHidden>), p.predictor_pace);
+    };
+    if (p.tables.filled) {
+      adapt();
+      ring.copy(predictor, first, 0, p.predictor_pace, patience, lane);
+      return;
+    }
     const Assignment mine = assignment(block, p.columns);
     const Context<T> context(mine, p.column, p.columns);
     const uint8_t* ribbon =
@@ -108,31 +139,22 @@ struct Frame {
     if (p.prefill) return;
     copy(p.codec_head, head, p.predictor_pace);
     for (int position = 0; position < kGroups;) {
-      if constexpr (Dims::kAdapter)
-        copy(p.adapter, Matvec<P::kHiddenRows, T::kHidden>::stages(kSteps<T::kHidden>), p.predictor_pace);
-      copy(p.predictor.ribbon, p.predictor.layers * kLayerStages<P>, p.predictor_pace, p.pinned);
+      if (!looks_up(p, position)) {
+        adapt();
+        // With tables a frame reads these once or twice: they stay in L2 where everything does.
+        ring.copy(predictor, first, p.pinned < 15 ? 0 : 15, p.predictor_pace, patience, lane);
+      }
+      ring.copy(predictor + first * kStageBytes, layers - first, p.pinned, p.predictor_pace, patience, lane);
       position += rows_at(position, p.columns);
       if (position > 1)
         copy(p.lm_heads + static_cast<size_t>(position - 2) * kBlocks * code * kStageBytes, code, p.predictor_pace);
     }
   }
 
-  // What the lanes that feed a column to the mma know of it.
-  template <class V>
-  static __device__ __forceinline__ V of_column(const V (&value)[kColumnTiles], int column) {
-    V v = __shfl_sync(~0u, value[0], column % 8 * 4);
-    if constexpr (kColumnTiles > 1) {
-      const V other = __shfl_sync(~0u, value[kColumnTiles - 1], column % 8 * 4);
-      v = column < 8 ? v : other;
-    }
-    return v;
-  }
-
-  // Finish the rows of a head, whose sums are in s.wide, one thread a row. Then draw every sequence's code. `drawn`:
-  // the codes of the sequences whose input this lane feeds to the mma. `noise`, `scale`: of this thread's row.
+  // Finish the rows of a head, whose sums are in s.wide, one thread a row. Then draw every sequence's code, into
+  // s.draw.code. `noise`, `scale`: of this thread's row.
   template <int Rows, int K, int N>
-  static __device__ __forceinline__ void choose(const FrameParams& p, Thread& b, int group, float noise, float scale,
-                                                int (&drawn)[kColumnTiles]) {
+  static __device__ __forceinline__ void choose(const FrameParams& p, Thread& b, int group, float noise, float scale) {
     using M = Matvec<Rows, K>;
     b.refresh();
     const int id = b.block * Rows + b.tid % Rows, mine = b.tid / Rows;
@@ -156,9 +178,11 @@ struct Frame {
       Candidates<N> candidates;
       candidates.await(b, b.x.logits + chooser * Dims::kCodecVocab);
       const int code = draw(b, candidates, group ? c.draw : c.draw0);
-      // Every block is about to read the code's embedding. It goes to L2 while the code goes to them.
-      if (b.tid < T::kHidden / 64) prefetch_l2(embedding(p, group, code) + b.tid * 64);
       if (b.tid < kBlocks) publish(b.x.drawn + b.tid * kColumns + chooser, __int_as_float(code), b.epoch);
+      // Some blocks are about to read the code's heads, all its embedding. They go to L2 while the code goes to them.
+      if (group + 1 < kGroups && looks_up(p, group + 1) && b.tid < (P::kQkv + P::kQ) / 64)
+        prefetch_l2(table_heads(p, group, code) + b.tid * 64);
+      if (b.tid < T::kHidden / 64) prefetch_l2(embedding(p, group, code) + b.tid * 64);
       if (b.tid == 0) {
         p.codes[chooser * kResultWords + group] = code;
         c.recent[c.frame % kRecentFrames * kGroups + group] = code;
@@ -167,16 +191,13 @@ struct Frame {
     }
 #pragma unroll
     for (int t = 0; t < kColumnTiles; t++) {
-      uint32_t code = 0, polls = 0;
-      if (b.column[t] >= 0) {
-        const Tagged* slot = b.x.drawn + b.block * kColumns + b.column[t];
-        for (;;) {
-          const uint2 r = load_relaxed8(slot);
-          code = r.x;
-          if (r.y == b.epoch || b.patience.spent(polls)) break;
-        }
-      }
-      drawn[t] = min(code, static_cast<uint32_t>(N - 1));
+      if (b.column[t] < 0) continue;
+      const Tagged* slot = b.x.drawn + b.block * kColumns + b.column[t];
+      uint2 r;
+      uint32_t polls = 0;
+      do r = load_relaxed8(slot);
+      while (r.y != b.epoch && !b.patience.spent(polls));
+      if (b.lane % 4 == 0) b.s.draw.code[b.warp][b.column[t]] = min(r.x, static_cast<uint32_t>(N - 1));
     }
     __syncwarp();
     b.mark(kDraw);
@@ -210,6 +231,12 @@ struct Frame {
   static __device__ __forceinline__ const bf16* embedding(const FrameParams& p, int group, int code) {
     return group ? p.code_embedding + (static_cast<size_t>(group - 1) * Dims::kCodes + code) * T::kHidden
                  : p.code0_embedding + static_cast<size_t>(code) * T::kHidden;
+  }
+
+  // This thread's row of the embedding of a group's code, of the sequence whose next input it adds up.
+  static __device__ __forceinline__ float last_part(const FrameParams& p, const Thread& b, int group) {
+    const int code = b.s.draw.code[b.warp][min(owned_column<T>(b), p.columns - 1)];
+    return __bfloat162float(owned_value<T>(b, embedding(p, group, code)));
   }
 
   // What comes into a layer of a stack: first(step, in), or what the layer before it left.
@@ -255,7 +282,7 @@ struct Frame {
       reinterpret_cast<uint32_t*>(b.s.attention.fresh[c.position - c.first_fresh + 1])[b.tid] = 0;
     }
     for (int index = 0; index < p.talker.layers; index++) {
-      b.epoch++;
+      b.epoch = p.epoch + 1 + index;
       const bool last = index + 1 == p.talker.layers;
       layer<T>(b, p.talker, p.talker_scales, index, layer_input<T>(b, index, first_input),
                last ? p.talker.norm : p.talker.input_norm + (index + 1) * T::kHidden, [&] {
@@ -265,56 +292,63 @@ struct Frame {
   }
 
   // Send the embeddings of the last codes, or at first the talker's hidden state, through the layers. Up to two rows a
-  // sequence. inverse: 1 / rms, which the talker's x.h_mlp still lacks. code: the last one. Both are of the sequences
-  // whose input this lane feeds to the mma when every sequence has one row.
-  static __device__ __forceinline__ void predict(const FrameParams& p, Thread& b, int position, int rows,
-                                                 const float (&inverse)[kColumnTiles],
-                                                 const int (&code)[kColumnTiles]) {
-    const int sequences = p.columns, quad = b.lane / 4;
+  // sequence.
+  static __device__ __forceinline__ void predict(const FrameParams& p, Thread& b, int position, int rows) {
+    const int sequences = p.columns;
     b.set_columns(sequences * rows);
-    const int both = rows - 1;                               // a shift by it divides by rows
-    const bool first = position == 0 && (quad & both) == 0;  // this lane's rows are hidden states
-    const int group = max(position - 1, 0);                  // of the last code
-    int row_code[kColumnTiles], hidden[kColumnTiles];
-    float mine[kColumnTiles];
-#pragma unroll
-    for (int t = 0; t < kColumnTiles; t++) {
-      const int from = min((quad + t * 8) >> both, sequences - 1);
-      row_code[t] = of_column(code, from), mine[t] = of_column(inverse, from);
-      hidden[t] = first && b.column[t] >= 0 ? (quad + t * 8) >> both : -1;
-    }
+    const int group = max(position - 1, 0);  // of the last code
+    auto code_of = [&](int sequence) { return b.s.draw.code[b.warp][sequence]; };
+    // A row's sequence; a shift by rows - 1 divides by rows. Whether rows of this lane, or a row, are hidden states.
+    auto sequence_of = [&](int row) { return row >> (rows - 1); };
+    auto is_hidden = [&](int row) { return position == 0 && (row & (rows - 1)) == 0; };
     auto raw_input = [&](int at, InputOf<T::kHidden>& in) {
+      const bool first = is_hidden(b.lane / 4);
+      int hidden[kColumnTiles];
+#pragma unroll
+      for (int t = 0; t < kColumnTiles; t++) hidden[t] = first && b.column[t] >= 0 ? sequence_of(b.column[t]) : -1;
       if (position == 0) VectorInput<T::kHidden, Thread>{b, b.x.h_mlp, hidden, p.epoch + p.talker.layers}.await(at, in);
       if (first) return;
 #pragma unroll
       for (int t = 0; t < kColumnTiles; t++) {
         if (b.column[t] < 0) continue;
-        const bf16* row = embedding(p, group, row_code[t]);
+        const bf16* row = embedding(p, group, code_of(sequence_of(b.column[t])));
 #pragma unroll
         for (int i = 0; i < kAtOnce<T::kHidden>; i++)
           in.b[t][i] = *reinterpret_cast<const uint2*>(row + value_index<T::kHidden>(b, at + i));
       }
     };
-    const int owned = min(owned_column<P>(b), b.columns - 1), sequence = owned >> both;
-    const int its_code = of_column(code, sequence);
-    const float its_inverse = of_column(inverse, sequence);
-    const bool owned_first = position == 0 && (owned & both) == 0;
+    const int owned = min(owned_column<P>(b), b.columns - 1), sequence = sequence_of(owned);
+    const bool owned_first = is_hidden(owned);
 
+    const bool known = looks_up(p, position);
     if constexpr (Dims::kAdapter) {
-      matvec<P::kHiddenRows, T::kHidden, false>(b, b.s.narrow, LateInput{raw_input});
-      if (owns<P>(b)) {
-        const float y = Matvec<P::kHiddenRows, T::kHidden>::sum(b.s.narrow, b.tid % P::kHiddenRows, owned);
-        b.residual = fmaf(y, owned_first ? its_inverse : 1.f, p.adapter_bias[owned_row<P>(b)]);
+      if (!known) {
+        matvec<P::kHiddenRows, T::kHidden, false>(b, b.s.narrow, LateInput{raw_input});
+        if (owns<P>(b)) {
+          const float y = Matvec<P::kHiddenRows, T::kHidden>::sum(b.s.narrow, b.tid % P::kHiddenRows, owned);
+          b.residual = fmaf(y, owned_first ? b.s.inverse[sequence] : 1.f, p.adapter_bias[owned_row<P>(b)]);
+          if (p.tables.filled) *adapted(p, b, group, code_of(sequence)) = b.residual;
+        }
+        publish_residual<P>(b, Place<P>(b), b.x.adapted, owned_value<P>(b, p.predictor.input_norm));
       }
-      publish_residual<P>(b, Place<P>(b), b.x.adapted, owned_value<P>(b, p.predictor.input_norm));
-    } else if (owns<P>(b)) {
+    } else if (!known && owns<P>(b)) {
       b.residual = owned_first ? b.s.hidden[sequence * P::kHiddenRows + b.tid % P::kHiddenRows]
-                               : __bfloat162float(owned_value<P>(b, embedding(p, group, its_code)));
+                               : __bfloat162float(owned_value<P>(b, embedding(p, group, code_of(sequence))));
     }
+    // What no head waits for: of the last code, this thread's part of the next input, and of what is looked up.
+    auto behind_heads = [&] {
+      const float part = last_part(p, b, group);
+      if (b.tid < T::kHiddenRows * sequences && position + rows > 1)
+        b.s.hidden[b.tid] = group ? b.s.hidden[b.tid] + part : part;
+      if (!known || !owns<P>(b)) return;
+      if constexpr (Dims::kAdapter) b.residual = *adapted(p, b, group, code_of(owned_column<P>(b)));
+      else b.residual = part;
+    };
     auto first_input = [&](int from, InputOf<P::kHidden>& in) {
       if constexpr (Dims::kAdapter) {
         vector_input<P::kHidden>(b, b.x.adapted, b.epoch - 1).await(from, in);
       } else {
+        const bool first = is_hidden(b.lane / 4);
         InputOf<P::kHidden> raw{};
         raw_input(from, raw);
 #pragma unroll
@@ -322,39 +356,46 @@ struct Frame {
           if (b.column[t] < 0) continue;
 #pragma unroll
           for (int i = 0; i < kAtOnce<P::kHidden>; i++)
-            in.b[t][i] = normed(widened(raw.b[t][i], first ? mine[t] : 1.f),
+            in.b[t][i] = normed(widened(raw.b[t][i], first ? b.s.inverse[sequence_of(b.column[t])] : 1.f),
                                 p.predictor.input_norm + value_index<P::kHidden>(b, from + i), in.square[t]);
         }
       }
     };
     const Assignment at = assignment(b.block, sequences);
+    const bool filled = p.tables.filled;
     for (int index = 0; index < p.predictor.layers; index++) {
       b.epoch++;
       const bool last = index + 1 == p.predictor.layers;
-      layer<P>(b, p.predictor, p.predictor_scales, index, layer_input<P>(b, index, first_input),
-               last ? p.predictor.norm : p.predictor.input_norm + (index + 1) * P::kHidden, [&] {
-                 auto* kv = kFrameKvShared ? b.s.frame_kv[index]
-                                           : reinterpret_cast<bf16(*)[kGroups][kHeadDim]>(p.frame_kv) +
-                                                 (b.block * P::kMaxLayers + index) * 2;
-                 attend_frame<P>(b, p.predictor, index, at, sequences, rows, position, kv);
-               });
+      layer<P>(
+          b, p.predictor, p.predictor_scales, index, layer_input<P>(b, index, first_input),
+          last ? p.predictor.norm : p.predictor.input_norm + (index + 1) * P::kHidden,
+          [&] {
+            auto* kv = kFrameKvShared ? b.s.frame_kv[index]
+                                      : reinterpret_cast<bf16(*)[kGroups][kHeadDim]>(p.frame_kv) +
+                                            (b.block * P::kMaxLayers + index) * 2;
+            attend_frame<P>(b, p.predictor, index, at, sequences, rows, position, kv,
+                            known && index == 0 ? table_heads(p, group, code_of(at.column)) : nullptr);
+            if (index == 0) behind_heads();
+          },
+          known && index == 0, filled);
+      if (filled) {
+        b.refresh();
+        if (b.block < sequences)
+          fill_heads<P>(b, p.predictor, b.block, position, table_heads(p, group, code_of(b.block)));
+        return;
+      }
     }
   }
 
-  static __device__ __forceinline__ void compute(const FrameParams& p, Thread& b) {
-    const int sequences = p.columns, quad = b.lane / 4;
-    b.set_columns(sequences);
-    talk(p, b);
-    if (p.prefill) return;
-
+  // Draw code 0, and keep the hidden state.
+  static __device__ __forceinline__ void choose_first(const FrameParams& p, Thread& b) {
+    const int sequences = p.columns;
     using Head = Matvec<kHeadRows, T::kHidden>;
-    float noise = noise_of<kHeadRows>(p, b, 0);
+    const float noise = noise_of<kHeadRows>(p, b, 0);
     const float head_scale =
         scale_of<kFp8CodecHead>(p.codec_head_scales, b.block * kHeadRows + b.tid % kHeadRows, Dims::kCodecVocab);
     matvec<kHeadRows, T::kHidden, kFp8CodecHead>(b, b.s.wide, vector_input<T::kHidden>(b, b.x.h_mlp, b.epoch));
-    float inverse[kColumnTiles];
-#pragma unroll
-    for (int t = 0; t < kColumnTiles; t++) inverse[t] = Head::inverse_rms(b.s.wide, min(quad + t * 8, sequences - 1));
+    if (b.tid < sequences) b.s.inverse[b.tid] = Head::inverse_rms(b.s.wide, b.tid);
     const int owned = min(owned_column<T>(b), sequences - 1);
     if (owns<T>(b)) {
       const float h =
@@ -362,15 +403,27 @@ struct Frame {
       b.s.hidden[b.tid] = h;
       if (p.hidden_out) p.hidden_out[owned * T::kHidden + owned_row<T>(b)] = h;
     }
-    sync_compute<kComputeThreads>();  // s.hidden is there, and all have read the sums of squares
-    int code[kColumnTiles];
-    choose<kHeadRows, T::kHidden, Dims::kCodecVocab>(p, b, 0, noise, head_scale, code);
+    sync_compute<kComputeThreads>();  // s.hidden and s.inverse are there, and all have read the sums of squares
+    choose<kHeadRows, T::kHidden, Dims::kCodecVocab>(p, b, 0, noise, head_scale);
     if (b.stage_ns) b.stage_ns += kStages;
+  }
 
-    float sum = __bfloat162float(owned_value<T>(b, embedding(p, 0, of_column(code, owned))));
-    for (int position = 0; position < kGroups;) {
+  static __device__ __forceinline__ void compute(const FrameParams& p, Thread& b) {
+    const int sequences = p.columns;
+    b.set_columns(sequences);
+    if (p.tables.filled) {
+      if (b.lane < sequences) b.s.draw.code[b.warp][b.lane] = p.tables.first + b.lane;
+      __syncwarp();
+    } else {
+      talk(p, b);
+      if (p.prefill) return;
+      choose_first(p, b);
+    }
+
+    for (int position = p.tables.filled; position < kGroups;) {
       const int rows = rows_at(position, sequences);
-      predict(p, b, position, rows, inverse, code);
+      predict(p, b, position, rows);
+      if (p.tables.filled) return;
       position += rows;
       b.set_columns(sequences);
       if (position == 1) {                // nothing is drawn behind the hidden state alone
@@ -378,7 +431,7 @@ struct Frame {
         continue;
       }
       const int group = position - 1;
-      noise = noise_of<kCodeRows>(p, b, group);
+      const float noise = noise_of<kCodeRows>(p, b, group);
       int last[kColumnTiles];  // rows of these sequences
 #pragma unroll
       for (int t = 0; t < kColumnTiles; t++) last[t] = b.column[t] < 0 ? -1 : b.column[t] * rows + rows - 1;
@@ -386,12 +439,12 @@ struct Frame {
                                                      b.block * kCodeRows + b.tid % kCodeRows, Dims::kCodes);
       matvec<kCodeRows, P::kHidden, kFp8LmHeads>(b, b.s.wide,
                                                  VectorInput<P::kHidden, Thread>{b, b.x.h_mlp, last, b.epoch});
-      choose<kCodeRows, P::kHidden, Dims::kCodes>(p, b, group, noise, code_scale, code);
-      sum += __bfloat162float(owned_value<T>(b, embedding(p, group, of_column(code, owned))));
+      choose<kCodeRows, P::kHidden, Dims::kCodes>(p, b, group, noise, code_scale);
     }
+    const float part = last_part(p, b, kGroups - 1);
     if (owns<T>(b)) {
-      const Column& c = p.column[owned];
-      c.next_row[owned_row<T>(b)] = sum + __bfloat162float(c.text_row[owned_row<T>(b)]);
+      const Column& c = p.column[owned_column<T>(b)];
+      c.next_row[owned_row<T>(b)] = b.s.hidden[b.tid] + part + __bfloat162float(c.text_row[owned_row<T>(b)]);
     }
   }
 };

@@ -64,6 +64,10 @@ class Launcher {
     p_.lm_head_scales = scales(qmk::kFp8LmHeads, "lm_head_scales");
     p_.code0_embedding = data<qmk::bf16>("code0_embedding", torch::kBFloat16);
     p_.code_embedding = data<qmk::bf16>("code_embedding", torch::kBFloat16);
+    if (tensors_.count("tables.heads")) {
+      p_.tables.heads = data<qmk::bf16>("tables.heads", torch::kBFloat16);
+      if (p_.adapter) p_.tables.adapted = data<float>("tables.adapted", torch::kFloat32);
+    }
     auto tagged = [&](const char* name) { return data<qmk::Tagged>(name, torch::kInt32); };
     auto packets = [&](const char* name) { return data<qmk::Packet>(name, torch::kInt32); };
     p_.x = {tagged("x.qkv"),    packets("x.part"),    packets("x.attn"),   packets("x.h_attn"), packets("x.mlp"),
@@ -94,6 +98,21 @@ class Launcher {
   }
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
+
+  // Fill the tables; fault() tells whether a wait gave up. Before the first frame: it says what frames look up.
+  void fill_tables() {
+    const int codes = static_cast<int>(tensors_.at("code_embedding").size(1));
+    epoch_++;  // the adapter's output carries the epoch before its launch's first pass, and 0 is what memory holds
+    for (int position = qmk::kFirstLookedUp; position < qmk::kGroups; position++)
+      for (int first = 0; first < codes; first += qmk::kMostColumns) {
+        qmk::FrameParams p = p_;
+        p.tables.filled = position, p.tables.first = first;
+        p.columns = std::min(qmk::kMostColumns, codes - first);
+        launch(p, 1);
+      }
+    const c10::cuda::CUDAGuard guard(device_);
+    check_cuda(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream(device_.index())));
+  }
 
   // A new sequence in a slot, at position 0. Tensors belong to the slot; `row` is its next input. kept: keys and values
   // bf16 [pages][...] of a prompt's first `rows` rows, or none.
@@ -319,6 +338,7 @@ void bind_frame(pybind11::module_& m) {
   using Free = pybind11::call_guard<pybind11::gil_scoped_release>;
   pybind11::class_<Launcher>(m, "Launcher", pybind11::module_local())  // builds for other weights have one too
       .def(pybind11::init<int64_t, int64_t, Tensors, Settings>())
+      .def("fill_tables", &Launcher::fill_tables, Free())
       .def("begin", &Launcher::begin)
       .def("set_sampling", &Launcher::set_sampling)
       .def("set_text", &Launcher::set_text)

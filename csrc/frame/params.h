@@ -68,6 +68,17 @@ struct Column {
   DrawParams draw0, draw;  // of code 0, of codes 1..15
 };
 
+// What layer 0 of the code predictor makes of a code, looked up instead of computed. From kFirstLookedUp on, a
+// position's only input is the embedding of one code, and position and group go together. So queries, keys and values
+// are the same in every frame, behind norm and rope. The kernel fills the tables itself, at load, by the instructions
+// that they save.
+struct Tables {
+  bf16* heads;     // [positions][codes][qkv; what rounding left of q], or null: nothing is looked up
+  float* adapted;  // [positions][codes][predictor hidden] the adapter's output, where there is one
+  // Not 0: the launch only fills the rows of this position, of codes first, first + 1 ..., one a column.
+  int filled, first;
+};
+
 // How fast a block asks memory for weights. What a phase frees at once would be megabytes on their way, and every
 // exchange would wait behind them.
 struct Pace {
@@ -83,6 +94,7 @@ struct FrameParams {
   const float* adapter_bias;    // [predictor hidden], or null
   const bf16* code0_embedding;  // [codec vocabulary][hidden]
   const bf16* code_embedding;   // [15][codes][hidden]
+  Tables tables;
 
   Exchange x;
   uint32_t epoch;       // of the last pass before this launch

@@ -18,9 +18,9 @@ __device__ __forceinline__ void multiply(B& b) {
 }
 
 template <class S, class B>
-__device__ __forceinline__ void multiply_layers(B& b, int layers) {
+__device__ __forceinline__ void multiply_layers(B& b, int layers, bool known = false) {
   for (int index = 0; index < layers; index++) {
-    multiply<S::kQkvRows, S::kHidden, S::kFp8>(b);
+    if (index || !known) multiply<S::kQkvRows, S::kHidden, S::kFp8>(b);
     multiply<S::kHiddenRows, S::kQ, S::kFp8>(b);
     multiply<S::kGateUpRows, S::kHidden, S::kFp8>(b);
     multiply<S::kHiddenRows, S::kIntermediate, S::kFp8>(b);
@@ -33,11 +33,16 @@ __device__ __forceinline__ void multiply_frame(const FrameParams& p, Block<Dims>
   using F = Frame<Dims>;
   using P = typename F::P;
   constexpr int kHidden = F::T::kHidden;
-  multiply_layers<typename F::T>(b, p.talker.layers);
-  multiply<F::kHeadRows, kHidden, kFp8CodecHead>(b);
-  for (int position = 0; position < kGroups;) {
-    if constexpr (Dims::kAdapter) multiply<P::kHiddenRows, kHidden, false>(b);
-    multiply_layers<P>(b, p.predictor.layers);
+  if (!p.tables.filled) {
+    multiply_layers<typename F::T>(b, p.talker.layers);
+    multiply<F::kHeadRows, kHidden, kFp8CodecHead>(b);
+  }
+  for (int position = p.tables.filled; position < kGroups;) {
+    const bool known = F::looks_up(p, position);
+    if constexpr (Dims::kAdapter)
+      if (!known) multiply<P::kHiddenRows, kHidden, false>(b);
+    if (p.tables.filled) return multiply<P::kQkvRows, P::kHidden, P::kFp8>(b);
+    multiply_layers<P>(b, p.predictor.layers, known);
     position += F::rows_at(position, p.columns);
     if (position > 1) multiply<F::kCodeRows, P::kHidden, kFp8LmHeads>(b);
   }

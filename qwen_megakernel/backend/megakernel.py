@@ -4,6 +4,7 @@ The kernel itself is csrc/frame/ (start with layer.cuh). One launch is a frame o
 a prompt. A wide kernel takes up to 16. Cards with less shared memory take fewer (targets.py, TARGETS).
 """
 
+import logging
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from types import ModuleType
@@ -17,12 +18,27 @@ from qwen_megakernel.backend.build import load_extension, why_no_build, why_no_g
 from qwen_megakernel.backend.interfaces import RECENT_FRAMES, SlotSequence, check_launch, check_start
 from qwen_megakernel.backend.pack import pack, pack_stack, places
 from qwen_megakernel.backend.paged_prefill import LEAST, MOST, PagedPrefill
-from qwen_megakernel.backend.sizes import DIMS, GROUPS, HEAD_DIM, MLP_PACKET, PACKET, PAGE_POSITIONS, SPLITS, padded_mlp
+from qwen_megakernel.backend.sizes import (
+    DIMS,
+    FIRST_LOOKED_UP,
+    GROUPS,
+    HEAD_DIM,
+    MLP_PACKET,
+    PACKET,
+    PAGE_POSITIONS,
+    SPLITS,
+    padded_mlp,
+)
 from qwen_megakernel.checkpoint.config import MIN_FRAMES, ModelConfig, SamplingParams, StackConfig, TalkerConfig
 from qwen_megakernel.checkpoint.fp8 import SCALE, parts_in
 from qwen_megakernel.errors import BackendError, KernelFault, SpeechError
 from qwen_megakernel.model.prompt import Prefix, Prompt
 from qwen_megakernel.model.sampling import Draw
+
+log = logging.getLogger(__name__)
+
+TABLES_LEAVE = 4 * 2**30
+"""Bytes of a GPU's memory that tables leave free: for the vocoder, its streams, and who else uses the card."""
 
 SPIN_LIMIT = 4_000_000  # polls before a wait inside the kernel gives up: seconds on a healthy card
 
@@ -123,12 +139,58 @@ def _make_key_values(
     }
 
 
+def _make_tables(talker_hidden: int, device: torch.device) -> dict[str, Tensor]:
+    """What layer 0 of the code predictor makes of each code (csrc/frame/params.h, `Tables`), not filled yet. For a
+    talker of that width."""
+    hidden, _, heads, kv_heads, _, codes = DIMS[talker_hidden][1]
+    rows = (GROUPS - FIRST_LOOKED_UP, codes)
+    width = 2 * (heads + kv_heads) * HEAD_DIM  # q, k, v, and what rounding left of q
+    tables = {"tables.heads": torch.empty(*rows, width, dtype=torch.bfloat16, device=device)}
+    if hidden != talker_hidden:
+        tables["tables.adapted"] = torch.empty(*rows, hidden, device=device)
+    return tables
+
+
+def table_bytes(talker_hidden: int) -> int:
+    """Memory of the tables for a talker of that width."""
+    return sum(table.nbytes for table in _make_tables(talker_hidden, torch.device("meta")).values())
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a GPU that this process may still take: what torch holds but does not use counts, and its limit too."""
+    free, total = torch.cuda.mem_get_info(device)
+    used = torch.cuda.memory_allocated(device)
+    share = getattr(
+        torch.cuda, "get_per_process_memory_fraction", lambda _device: 1.0
+    )  # torch 2.7 has no such function
+    return min(free + torch.cuda.memory_reserved(device) - used, int(share(device) * total) - used)
+
+
+def why_no_tables(talker_hidden: int, device: torch.device) -> str | None:
+    """Why there are no tables for a talker of that width beside what the GPU holds now; None: there are. Codes are the
+    same with and without."""
+    size, free = table_bytes(talker_hidden), free_memory(device)
+    if free >= size + TABLES_LEAVE:
+        return None
+    return f"{size / 2**20:.0f} MiB would leave less than {TABLES_LEAVE / 2**30:.0f} of {free / 2**30:.1f} free GiB"
+
+
 class MegakernelFrameDecoder:
     """The CUDA backend (see `FrameDecoder`): bf16 or E4M3 weights, fp32 accumulation and residual."""
 
-    def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], *, slots: int, max_positions: int):
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, Tensor],
+        *,
+        slots: int,
+        max_positions: int,
+        tables: bool | None = None,
+    ):
         """`tensors`: every `talker.*` tensor, bf16 on one CUDA device. FP8 parts (fp8.py) are float8_e4m3fn with
-        scales. Raises BackendError: the kernel was not written for these dims, or cannot be compiled here."""
+        scales. `tables`: look up what layer 0 of the code predictor makes of a code, which changes no code; None: if
+        there is room (`why_no_tables`). Raises BackendError: the kernel was not written for these dims, or cannot be
+        compiled here. KernelFault: the GPU gave up while it filled the tables."""
         talker = config.talker
         device = tensors["talker.model.norm.weight"].device
         obstacle = why_no_megakernel(device, torch.bfloat16, config)
@@ -146,6 +208,13 @@ class MegakernelFrameDecoder:
             **_make_exchange(talker, extension.MOST_COLUMNS, extension.BLOCKS, device),
             **_make_key_values(talker, slots * self._pages, columns, extension, device),
         }
+        hidden = talker.stack.hidden_size
+        if tables is None:
+            obstacle = why_no_tables(hidden, device)
+            tables = obstacle is None
+            log.info("the code predictor's tables: %s", obstacle or f"{table_bytes(hidden) / 2**20:.0f} MiB")
+        if tables:
+            self.buffers |= _make_tables(hidden, device)
         settings = {
             "eos_id": talker.codec_eos_id,
             "first_suppressed_id": talker.first_suppressed_id,
@@ -156,6 +225,10 @@ class MegakernelFrameDecoder:
         stack, groups = talker.stack, talker.num_code_groups
         self._launcher = extension.Launcher(stack.hidden_size, slots, self.buffers, settings)
         self._fault = self._launcher.fault()
+        if tables:
+            self._launcher.fill_tables()
+            if self._fault.numpy()[0]:
+                raise KernelFault("a wait inside the kernel took longer than its limit, while it filled its tables")
         self._sequences: dict[int, SlotSequence] = {}
         self._launches: deque[list[SlotSequence]] = deque()  # uncollected
         self._prefixes: WeakKeyDictionary[Prefix, Tensor] = WeakKeyDictionary()

@@ -19,6 +19,7 @@ RECENT_FRAMES = interfaces.RECENT_FRAMES
 
 COMPUTE_WARPS = 16  # compute warps of a block
 HEAD_DIM, GROUPS = 128, 16
+FIRST_LOOKED_UP = 2  # position of the code predictor from which tables hold what it reads (csrc/frame/params.h)
 SPLITS = 16  # most parts that a query head's context is cut into
 PAGE_POSITIONS = 64  # positions of a page of keys and values
 SUMS_AT_ONCE = 128  # sums of its rows of a matrix that a block keeps at once

@@ -9,6 +9,7 @@ import torch
 
 from qwen_megakernel import __version__
 from qwen_megakernel.backend.build import driver_version, find_ninja, find_nvcc, no_nvcc, why_no_build, why_no_gpu
+from qwen_megakernel.backend.megakernel import TABLES_LEAVE, free_memory, table_bytes
 from qwen_megakernel.backend.select import Backend, select_device
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
@@ -100,6 +101,7 @@ def _card(device: torch.device) -> dict:
         record = record_of(device)
         card["record"] = None if record is None else str(record)
         card["auto"] = {size: _auto(device, size) for size in SIZES.values()}
+        card["tables"] = _tables(device)
         card["verdicts"] = [_told(verdict) for verdict in _verdicts(device)]
     return card
 
@@ -111,6 +113,15 @@ def _auto(device: torch.device, size: str) -> str:
         taken, reason = auto.decide(device, size, (), may_check=False)
         backend = "megakernel" if taken else "torch"
     return f"{backend}: {reason}"
+
+
+def _tables(device: torch.device) -> str:
+    """Where the kernel looks up a part of a frame in tables, and what they take."""
+    sizes = ", ".join(f"{table_bytes(width) / 2**20:.0f} MiB for {size}" for width, size in SIZES.items())
+    return (
+        f"{sizes}, if they leave {TABLES_LEAVE / 2**30:.0f} GiB free beside the model; "
+        f"{free_memory(device) / 2**30:.1f} GiB are free now"
+    )
 
 
 def _verdicts(device: torch.device) -> list[Verdict]:
@@ -139,6 +150,7 @@ def _print(facts: dict) -> None:
     rows.append(("backend", f"auto takes {facts['backend']} on {facts['device']}: {facts['reason']}"))
     for card in facts["cards"]:
         rows += [(f"auto, {size}", told) for size, told in card.get("auto", {}).items()]
+        rows += [("tables", card["tables"])] if "tables" in card else []
         rows += [("verdict", verdict["told"]) for verdict in card.get("verdicts", ())]
     if any(card.get("verdicts") for card in facts["cards"]):
         rows.append(("kept in", str(verdicts.folder())))
