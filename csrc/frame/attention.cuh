@@ -19,12 +19,14 @@ namespace qmk {
 constexpr float kScoreScale = 0.08838834764831845f * 1.4426950408889634f;  // head_dim ^ -1/2, to the base of 2
 constexpr int kTileLog = 4, kTile = 1 << kTileLog;                         // positions of a warp at a time
 constexpr int kQueries = 4;                                                // at most: half of an mma's columns
-constexpr int kShare = kBlocks / 8;                                        // blocks of a key-value head
+constexpr int kShareLog = kBlocks == 128 ? 4 : kBlocks == 64 ? 3 : 2;
+constexpr int kShare = 1 << kShareLog;  // blocks of a key-value head
 constexpr int kTilesLog = 3,
               kTiles = 1 << kTilesLog;  // that a block works on at a time: a warp for keys, one for values
 constexpr int kStageRows = kStageBytes / (kHeadDim * 2), kStageTiles = kStageRows / kTile;  // of a stage of the ring
 static_assert(kStageRows <= kPagePositions && kPagePositions <= 1 << kSplitLog);
-static_assert(2 * kTiles == kWarps && kPagePositions % kTile == 0 && kGroups == kTile && kColumns <= kShare);
+static_assert(2 * kTiles == kWarps && kPagePositions % kTile == 0 && kGroups == kTile);
+static_assert(kShare == kBlocks / 8 && kColumns <= kShare);
 
 // Positions of a split of the context of a position, as a power of two.
 __device__ __forceinline__ int split_log(int position) {
@@ -38,8 +40,8 @@ struct Assignment {
   int kv_head, column, sub, sharers;
 };
 __device__ __forceinline__ Assignment assignment(int block, int columns) {
-  const int sharers = kShare >> (columns > 1) >> (columns > 2) >> (columns > 4) >> (columns > 8);
-  return {block / kShare, block % kShare / sharers, block % sharers, sharers};
+  const int size = kShareLog - (columns > 1) - (columns > 2) - (columns > 4) - (columns > 8), sharers = 1 << size;
+  return {block / kShare, block % kShare >> size, block & (sharers - 1), sharers};
 }
 
 struct Four {  // a lane's 4 dims of a head, in the exchange's layout

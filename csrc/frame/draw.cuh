@@ -13,13 +13,13 @@ constexpr int kShortList = 512;  // candidates that are ranked all against all
 
 struct DrawScratch {
   union {
-    uint32_t list[kShortList];   // during a draw
+    uint32_t list[kShortList];   // during a draw with top-p
     int code[kWarps][kColumns];  // behind it: the last code of each sequence, each warp's own copy
   };
+  uint4 best[2][kWarps];  // of Candidate, each warp's; steps take them in turn
   uint32_t bound[kWarps], listed, kth;
   int count[2][kWarps];
-  float sum[2][kWarps], chosen;
-  uint2 best[kWarps];
+  float sum[2][kWarps];
 };
 
 // What the reference does to code 0's logits: repetition penalty once per id spoken, no end of speech in the first
@@ -31,40 +31,31 @@ __device__ __forceinline__ float code0_rule(const FrameParams& p, const Column& 
   return logit;
 }
 
-// Floats as unsigned integers in the same order; 0 is below them all.
+// Floats as unsigned integers in the same order; 0 is below them all. -0 counts as 0, as it does for floats.
 __device__ __forceinline__ uint32_t ordered(float x) {
-  const uint32_t bits = __float_as_uint(x);
+  const uint32_t bits = __float_as_uint(__fadd_rn(x, 0.f));
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// This thread's candidates of one column: ids tid, tid + 512, ...
+__device__ __forceinline__ float value_of(uint32_t key) {
+  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+// This thread's candidates of one column: ids tid, tid + 512, ... 0: there is none.
 template <int N>
 struct Candidates {
   static constexpr int kEach = (N + kComputeThreads - 1) / kComputeThreads;
-  float logit[kEach], noisy[kEach];  // behind rules and temperature; plus noise
-  uint32_t key[kEach];               // of the logit
+  uint32_t key[kEach], noisy[kEach];  // of the logit behind rules and temperature; of that plus noise
 
   template <class B>
   __device__ __forceinline__ void await(B& b, const Packet* slots) {
-    uint4 r[kEach];
+    uint4 r[kEach] = {};
     uint32_t here = 0;
 #pragma unroll
-    for (int i = 0; i < kEach; i++) {
-      r[i] = make_uint4(__float_as_uint(-INFINITY), __float_as_uint(-INFINITY), 0, 0);
-      here |= (i * kComputeThreads + b.tid < N) << i;
-    }
+    for (int i = 0; i < kEach; i++) here |= (i * kComputeThreads + b.tid < N) << i;
     await_packets(r, here, [&](int i) { return slots + i * kComputeThreads + b.tid; }, b.epoch, b.patience);
 #pragma unroll
-    for (int i = 0; i < kEach; i++) {
-      logit[i] = __uint_as_float(r[i].x), noisy[i] = __uint_as_float(r[i].y);
-      key[i] = here >> i & 1 ? ordered(logit[i]) : 0;
-    }
-  }
-  template <class Use>  // use(id, i) for every candidate of this thread
-  __device__ __forceinline__ void each(int tid, Use use) const {
-#pragma unroll
-    for (int i = 0; i < kEach; i++)
-      if (key[i]) use(i * kComputeThreads + tid, i);
+    for (int i = 0; i < kEach; i++) key[i] = r[i].x, noisy[i] = r[i].y;
   }
 };
 
@@ -81,36 +72,49 @@ __device__ __forceinline__ T over_warps(B& b, T value, T* scratch, Combine combi
   return value;
 }
 
-// The id with the largest noisy logit among those whose logit is at least `kept` and above `floor` (as keys); the
-// lowest id of a tie, 0 if there is none.
+// A candidate that may be drawn. noisy: 0 if there was none, and then id is 0 too.
+struct Candidate {
+  uint32_t noisy, id, key;
+};
+
+// The candidate with the largest noisy logit among those whose key is at least `from` > 0, the lowest id of a tie; and
+// how many keys are above `than`. Consecutive calls must name different scratch.
 template <int N, class B>
-__device__ __forceinline__ int largest(B& b, const Candidates<N>& c, uint32_t kept, uint32_t floor) {
-  uint32_t best = 0, who = ~0u;
-  c.each(b.tid, [&](int id, int i) {
-    const uint32_t key = ordered(c.noisy[i]);
-    if (c.key[i] >= kept && c.key[i] > floor && key > best) best = key, who = id;
-  });
-  const uint32_t top = __reduce_max_sync(~0u, best);
-  who = __reduce_min_sync(~0u, best == top ? who : ~0u);
-  if (b.lane == 0) b.s.draw.best[b.warp] = make_uint2(top, who);
-  sync_compute<kComputeThreads>();
-  uint2 winner = b.s.draw.best[0];
+__device__ __forceinline__ Candidate largest(B& b, const Candidates<N>& c, uint32_t from, uint4 (&scratch)[kWarps],
+                                             uint32_t than, int& above) {
+  Candidate best{0, ~0u, 0};
+  int count = 0;
 #pragma unroll
-  for (int w = 1; w < kWarps; w++) {
-    const uint2 other = b.s.draw.best[w];
-    if (other.x > winner.x || (other.x == winner.x && other.y < winner.y)) winner = other;
+  for (int i = 0; i < c.kEach; i++) {
+    if (c.key[i] >= from && c.noisy[i] > best.noisy)
+      best = {c.noisy[i], static_cast<uint32_t>(i * kComputeThreads + b.tid), c.key[i]};
+    count += c.key[i] > than;
   }
-  return winner.x ? static_cast<int>(winner.y) : 0;
+  uint32_t top = __reduce_max_sync(~0u, best.noisy), id = __reduce_min_sync(~0u, best.noisy == top ? best.id : ~0u);
+  count = __reduce_add_sync(~0u, count);
+  if (best.id == id) scratch[b.warp] = make_uint4(top, id, best.key, count);  // where all have none, all say so
+  sync_compute<kComputeThreads>();
+  const uint4 r = scratch[b.lane % kWarps];
+  top = __reduce_max_sync(~0u, r.x), id = __reduce_min_sync(~0u, r.x == top ? r.y : ~0u);
+  above = __reduce_add_sync(~0u, b.lane < kWarps ? r.w : 0);
+  return {top, top ? id : 0, __reduce_max_sync(~0u, r.y == id ? r.z : 0)};
 }
 
-// The logit of one candidate, to all threads.
-template <int N, class B>
-__device__ __forceinline__ float logit_of(B& b, const Candidates<N>& c, int id) {
-  c.each(b.tid, [&](int mine, int i) {
-    if (mine == id) b.s.draw.chosen = c.logit[i];
-  });
-  sync_compute<kComputeThreads>();
-  return b.s.draw.chosen;
+// The id with the largest noisy logit among those of the k largest logits (ties with the k-th stay). Candidates are
+// tried in the order of their noisy logits; one stays if fewer than k logits are above its own. Else all that are not
+// above it go too, so tries are few: three or four where 2,048 are much alike. The block looks for the next one while
+// it counts. soon(id): it may be the one.
+template <int N, class B, class Soon>
+__device__ __forceinline__ int largest_of_top(B& b, const Candidates<N>& c, int k, Soon soon) {
+  Candidate tried{0, 0, 0};  // N are above it
+  for (int step = 0;; step++) {
+    int above;
+    const Candidate next = largest(b, c, tried.key + 1, b.s.draw.best[step & 1], tried.key, above);
+    if (above < k) return tried.id;
+    tried = next;
+    if (k == N || !tried.noisy) return tried.id;
+    soon(tried.id);
+  }
 }
 
 // Key of the k-th largest logit. For the usual small k, the smallest of the warps' (k / 16)-th largest is a lower
@@ -136,10 +140,11 @@ __device__ __forceinline__ uint32_t kth_largest(B& b, const Candidates<N>& c, in
     sync_compute<kComputeThreads>();
 #pragma unroll
     for (int w = 0; w < kWarps; w++) bound = min(bound, s.bound[w]);
+    bound = max(bound, 1);
     uint32_t count = 0, at[Candidates<N>::kEach];
 #pragma unroll
     for (int i = 0; i < Candidates<N>::kEach; i++) {
-      const uint32_t hits = __ballot_sync(~0u, c.key[i] && c.key[i] >= bound);
+      const uint32_t hits = __ballot_sync(~0u, c.key[i] >= bound);
       at[i] = count + __popc(hits & ((1u << b.lane) - 1));
       count += __popc(hits);
     }
@@ -147,7 +152,7 @@ __device__ __forceinline__ uint32_t kth_largest(B& b, const Candidates<N>& c, in
     from = __shfl_sync(~0u, from, 0);
 #pragma unroll
     for (int i = 0; i < Candidates<N>::kEach; i++)
-      if (c.key[i] && c.key[i] >= bound && from + at[i] < kShortList) s.list[from + at[i]] = c.key[i];
+      if (c.key[i] >= bound && from + at[i] < kShortList) s.list[from + at[i]] = c.key[i];
     sync_compute<kComputeThreads>();
     const int n = s.listed;
     if (n <= kShortList) {
@@ -166,34 +171,44 @@ __device__ __forceinline__ uint32_t kth_largest(B& b, const Candidates<N>& c, in
   for (int bit = 31; bit >= 0; bit--) {
     const uint32_t trial = found | 1u << bit;
     int count = 0;
-    c.each(b.tid, [&](int, int i) { count += c.key[i] >= trial; });
+#pragma unroll
+    for (int i = 0; i < c.kEach; i++) count += c.key[i] >= trial;
     if (over_warps(b, count, s.count[bit & 1], [](int x, int y) { return x + y; }) >= k) found = trial;
   }
   return found;
 }
 
 // One draw: the largest noisy logit among those that top-k (ties with the k-th stay) and top-p leave.
-template <int N, class B>
-__device__ __forceinline__ int draw(B& b, const Candidates<N>& c, const DrawParams& d) {
-  const uint32_t kept = d.sample && d.top_k > 0 && d.top_k < N ? kth_largest(b, c, d.top_k) : 0;
-  if (!d.sample || d.top_p >= 1.f) return largest(b, c, kept, 0);
+template <int N, class B, class Soon>
+__device__ __forceinline__ int draw(B& b, const Candidates<N>& c, const DrawParams& d, Soon soon) {
+  const int k = d.sample && d.top_k > 0 ? min(d.top_k, N) : N;
+  if (!d.sample || d.top_p >= 1.f) return largest_of_top(b, c, k, soon);
   // Top-p keeps the largest logits that together hold top_p of what top-k leaves. Candidates are tried in the order of
   // the draw; one stays if enough lies at or below it. The tries are bounded because a faulted launch may bring NaN.
+  const uint32_t kept = k < N ? kth_largest(b, c, k) : 1;
   DrawScratch& s = b.s.draw;
-  float top = -INFINITY, total = 0.f;
-  c.each(b.tid, [&](int, int i) { top = fmaxf(top, c.logit[i]); });
-  top = over_warps(b, top, s.sum[0], [](float x, float y) { return fmaxf(x, y); });
-  c.each(b.tid, [&](int, int i) { total += c.key[i] >= kept ? expf(c.logit[i] - top) : 0.f; });
-  total = over_warps(b, total, s.sum[1], [](float x, float y) { return x + y; });
-  uint32_t floor = 0;
+  uint32_t most = 0;
+  float logit[Candidates<N>::kEach];  // of those that top-k leaves
+#pragma unroll
+  for (int i = 0; i < c.kEach; i++) {
+    most = max(most, c.key[i]);
+    logit[i] = c.key[i] >= kept ? value_of(c.key[i]) : -INFINITY;
+  }
+  const float top = value_of(over_warps(b, most, s.bound, [](uint32_t x, uint32_t y) { return max(x, y); }));
+  auto share = [&](float limit, float* scratch) {  // of the probability, what lies at or below a logit
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < c.kEach; i++) sum += logit[i] <= limit ? expf(logit[i] - top) : 0.f;
+    return over_warps(b, sum, scratch, [](float x, float y) { return x + y; });
+  };
+  const float total = share(top, s.sum[1]);
+  uint32_t from = kept;
   for (int tries = 0; tries < N; tries++) {
-    const int id = largest(b, c, kept, floor);
-    const float logit = logit_of(b, c, id);
-    float below = 0.f;  // of the probability, this candidate's included
-    c.each(b.tid, [&](int, int i) { below += c.key[i] >= kept && c.logit[i] <= logit ? expf(c.logit[i] - top) : 0.f; });
-    below = over_warps(b, below, s.sum[0], [](float x, float y) { return x + y; });
-    if (logit == top || below > (1.f - d.top_p) * total) return id;
-    floor = ordered(logit);
+    int ignored;
+    const Candidate tried = largest(b, c, from, s.best[0], ~0u, ignored);
+    const float limit = value_of(tried.key);
+    if (share(limit, s.sum[0]) > (1.f - d.top_p) * total || limit == top) return tried.id;
+    from = tried.key + 1;
   }
   return 0;
 }

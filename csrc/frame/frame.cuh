@@ -166,8 +166,8 @@ struct Frame {
       if (!(fabsf(logit) < INFINITY)) p.codes[mine * kResultWords + kGroups] = 1;
       if (group == 0) logit = code0_rule(p, c, id, logit);
       if (d.sample) logit = __fmul_rn(logit, d.inverse_temperature);
-      publish(b.x.logits + mine * Dims::kCodecVocab + id, __float_as_uint(logit),
-              __float_as_uint(d.sample ? __fadd_rn(logit, noise) : logit), 0, b.epoch);
+      publish(b.x.logits + mine * Dims::kCodecVocab + id, ordered(logit),
+              ordered(d.sample ? __fadd_rn(logit, noise) : logit), 0, b.epoch);
     }
     b.mark(kHead);
     b.refresh();
@@ -177,12 +177,16 @@ struct Frame {
       const Column& c = p.column[chooser];
       Candidates<N> candidates;
       candidates.await(b, b.x.logits + chooser * Dims::kCodecVocab);
-      const int code = draw(b, candidates, group ? c.draw : c.draw0);
+      // Some blocks are about to read the code's heads, all its embedding. They go to L2 while the code goes to them,
+      // or while the block still counts.
+      auto soon = [&](int code) {
+        if (group + 1 < kGroups && looks_up(p, group + 1) && b.tid < (P::kQkv + P::kQ) / 64)
+          prefetch_l2(table_heads(p, group, code) + b.tid * 64);
+        if (b.tid < T::kHidden / 64) prefetch_l2(embedding(p, group, code) + b.tid * 64);
+      };
+      const int code = draw(b, candidates, group ? c.draw : c.draw0, soon);
       if (b.tid < kBlocks) publish(b.x.drawn + b.tid * kColumns + chooser, __int_as_float(code), b.epoch);
-      // Some blocks are about to read the code's heads, all its embedding. They go to L2 while the code goes to them.
-      if (group + 1 < kGroups && looks_up(p, group + 1) && b.tid < (P::kQkv + P::kQ) / 64)
-        prefetch_l2(table_heads(p, group, code) + b.tid * 64);
-      if (b.tid < T::kHidden / 64) prefetch_l2(embedding(p, group, code) + b.tid * 64);
+      soon(code);
       if (b.tid == 0) {
         p.codes[chooser * kResultWords + group] = code;
         c.recent[c.frame % kRecentFrames * kGroups + group] = code;
@@ -276,9 +280,9 @@ struct Frame {
       }
     };
     if (owns<T>(b)) b.residual = p.column[owned_column<T>(b)].row[owned_row<T>(b)];
-    const Assignment mine = assignment(b.block, b.columns);
-    if (mine.column < b.columns && b.tid < kHeadDim) {  // the zeros behind this launch's keys and values
-      const Column& c = p.column[mine.column];
+    const int column = assignment(b.block, b.columns).column;
+    if (column < b.columns && b.tid < kHeadDim) {  // the zeros behind this launch's keys and values
+      const Column& c = p.column[column];
       reinterpret_cast<uint32_t*>(b.s.attention.fresh[c.position - c.first_fresh + 1])[b.tid] = 0;
     }
     for (int index = 0; index < p.talker.layers; index++) {
@@ -286,6 +290,7 @@ struct Frame {
       const bool last = index + 1 == p.talker.layers;
       layer<T>(b, p.talker, p.talker_scales, index, layer_input<T>(b, index, first_input),
                last ? p.talker.norm : p.talker.input_norm + (index + 1) * T::kHidden, [&] {
+                 const Assignment mine = assignment(b.block, b.columns);  // anew, as in refresh()
                  attend_pages<T>(b, p.talker, index, mine, p.column, layer_kv(p, index, mine.kv_head), page_stride(p));
                });
     }
@@ -361,7 +366,6 @@ struct Frame {
         }
       }
     };
-    const Assignment at = assignment(b.block, sequences);
     const bool filled = p.tables.filled;
     for (int index = 0; index < p.predictor.layers; index++) {
       b.epoch++;
@@ -370,6 +374,7 @@ struct Frame {
           b, p.predictor, p.predictor_scales, index, layer_input<P>(b, index, first_input),
           last ? p.predictor.norm : p.predictor.input_norm + (index + 1) * P::kHidden,
           [&] {
+            const Assignment at = assignment(b.block, sequences);
             auto* kv = kFrameKvShared ? b.s.frame_kv[index]
                                       : reinterpret_cast<bf16(*)[kGroups][kHeadDim]>(p.frame_kv) +
                                             (b.block * P::kMaxLayers + index) * 2;

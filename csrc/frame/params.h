@@ -41,7 +41,7 @@ struct Exchange {
   Packet* mlp;      // gated MLP, 6 bf16 a packet
   Packet* h_mlp;    // residual after the MLP, like h_attn
   Packet* adapted;  // the adapter's output, like h_attn (1.7B)
-  Packet* logits;   // [columns][codec vocabulary]: behind rules and temperature; plus noise
+  Packet* logits;   // [columns][codec vocabulary]: see Candidates
   Tagged* drawn;    // [blocks][columns] the code, one copy per reading block
 };
 
