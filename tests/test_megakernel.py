@@ -456,6 +456,39 @@ def test_many_rows_at_a_time_leave_what_columns_leave(model, rows, position):
 
 
 @torch.inference_mode()
+def test_ids_say_what_their_rows_say(model):
+    """Teacher forcing: the kernel reads code 0's embeddings itself and adds text, for a prompt and for frames. Keys,
+    values, hidden states, logits and codes equal those of the precomputed rows to the bit."""
+    config, tensors, kernel = model
+    table, vocab = tensors["talker.model.codec_embedding.weight"], config.talker.vocab_size
+    ids = torch.randint(vocab, (30,), device=GPU)
+    prompt, text = random_prompt(config, 1), random_prompt(config, 30).rows
+    rows = table[ids].float() + text.float()
+    sampling = SamplingParams(seed=3).over(config.sampling)
+    seen, said = observed(kernel, config), []
+    for slot in (0, 1):
+        kernel.start(slot, prompt, sampling)
+        if slot:
+            kernel._launcher.prefill_ids(slot, ids[:20].tolist(), text[:20])
+        else:
+            kernel._launcher.prefill(slot, rows[:20])
+        first = slot * kernel._pages
+        said.append([kernel.buffers["kv"][first, ..., :20, :].clone()])
+        for i in range(20, 30):
+            if slot:
+                kernel._launcher.set_input(slot, int(ids[i]), text[i])
+            else:
+                kernel._rows[slot] = rows[i]
+            said[-1] += [x.nan_to_num(0) for x in step(kernel, [slot], *seen)]
+        said[-1] += step(kernel, [slot], *seen)[:1]  # of what the last frame left
+    kernel._launcher.observe(None, None, None)
+    assert all(map(torch.equal, *said))
+    for wrong in (-2, vocab):
+        with pytest.raises(RuntimeError, match=f"an id must be in 0..{vocab - 1}, got {wrong}"):
+            kernel._launcher.set_input(0, wrong, text[0])
+
+
+@torch.inference_mode()
 def test_frames_launched_ahead_are_the_same_frames(model):
     config, _, kernel = model
     sampling = SamplingParams(seed=5).over(config.sampling)

@@ -265,6 +265,14 @@ struct Frame {
     return {vector_input<S::kHidden>(b, b.x.h_mlp, b.epoch - 1), index, first};
   }
 
+  // 4 values of a column's input from `at` on.
+  static __device__ __forceinline__ float4 talker_input(const FrameParams& p, const Column& c, int at) {
+    if (c.input_id == kPrecomputed) return *reinterpret_cast<const float4*>(c.row + at);
+    const float4 code = widened(*reinterpret_cast<const uint2*>(embedding(p, 0, c.input_id) + at), 1.f);
+    const float4 text = widened(*reinterpret_cast<const uint2*>(c.input_text + at), 1.f);
+    return make_float4(code.x + text.x, code.y + text.y, code.z + text.z, code.w + text.w);
+  }
+
   // Leaves the residual behind the last layer, ready for the final norm's matrix, in x.h_mlp.
   static __device__ __forceinline__ void talk(const FrameParams& p, Thread& b) {
     auto first_input = [&](int from, InputOf<T::kHidden>& in) {
@@ -275,11 +283,17 @@ struct Frame {
 #pragma unroll
         for (int i = 0; i < kAtOnce<T::kHidden>; i++) {
           const int at = value_index<T::kHidden>(b, from + i);
-          in.b[t][i] = normed(*reinterpret_cast<const float4*>(c.row + at), p.talker.input_norm + at, in.square[t]);
+          in.b[t][i] = normed(talker_input(p, c, at), p.talker.input_norm + at, in.square[t]);
         }
       }
     };
-    if (owns<T>(b)) b.residual = p.column[owned_column<T>(b)].row[owned_row<T>(b)];
+    if (owns<T>(b)) {
+      const Column& c = p.column[owned_column<T>(b)];
+      const int row = owned_row<T>(b);
+      b.residual = c.input_id == kPrecomputed
+                       ? c.row[row]
+                       : __bfloat162float(embedding(p, 0, c.input_id)[row]) + __bfloat162float(c.input_text[row]);
+    }
     const int column = assignment(b.block, b.columns).column;
     if (column < b.columns && b.tid < kHeadDim) {  // the zeros behind this launch's keys and values
       const Column& c = p.column[column];

@@ -17,7 +17,7 @@ using Settings = std::map<std::string, double>;
 struct Slot {
   qmk::Column column{};                    // of the next launch, but for its text row
   torch::Tensor pages, seen, row, recent;  // kept alive
-  torch::Tensor text, pad;                 // bf16 [n][hidden], [hidden]
+  torch::Tensor text, pad, input_text;     // bf16 [n][hidden], [hidden], [hidden]
 };
 
 class Launcher {
@@ -158,28 +158,29 @@ class Launcher {
     at(slot).column.position = static_cast<int>(position), at(slot).column.frame = static_cast<int>(frame);
   }
 
-  // Keys and values of consecutive prompt rows, as many at a time as there are columns.
+  // Keys and values of consecutive prompt rows.
   // rows: fp32 [n][hidden].
   void prefill(int64_t slot, const torch::Tensor& rows) {
+    if (rows.size(0) == 0) return;
+    const float* data = data_of<float>(rows, "rows", torch::kFloat32, rows.size(0) * hidden_);
+    take_rows(at(slot), rows.size(0),
+              [&](qmk::Column& c, int64_t i) { c.input_id = qmk::kPrecomputed, c.row = data + i * hidden_; });
+  }
+  // The same of rows that the kernel makes: code 0's embedding of an id plus a row of text: bf16 [n][hidden].
+  void prefill_ids(int64_t slot, const std::vector<int64_t>& ids, const torch::Tensor& text) {
+    const int64_t n = static_cast<int64_t>(ids.size());
+    const auto* data = data_of<qmk::bf16>(text, "text", torch::kBFloat16, n * hidden_);
+    for (auto id : ids) check_id(id);
+    take_rows(at(slot), n, [&](qmk::Column& c, int64_t i) {
+      c.input_id = static_cast<int>(ids[i]), c.input_text = data + i * hidden_;
+    });
+  }
+  // Such a row, text bf16 [hidden], as the next frame's input, in place of what the last frame left.
+  void set_input(int64_t slot, int64_t id, const torch::Tensor& text) {
     Slot& s = at(slot);
-    const int64_t n = rows.size(0);
-    if (n == 0) return;
-    const float* data = data_of<float>(rows, "rows", torch::kFloat32, n * hidden_);
-    room(s, n);
-    for (int64_t from = 0; from < n;) {
-      qmk::FrameParams p = p_;
-      p.prefill = 1;
-      p.columns = static_cast<int>(std::min<int64_t>(qmk::kMostColumns, n - from));
-      const int first = s.column.position;
-      for (int i = 0; i < p.columns; i++) {
-        p.column[i] = s.column;
-        p.column[i].row = data + (from + i) * hidden_;
-        p.column[i].position = first + i;
-        p.column[i].first_fresh = first;
-      }
-      s.column.position += p.columns, from += p.columns;
-      launch(p, p.talker.layers);
-    }
+    check_id(id);
+    s.column.input_text = data_of<qmk::bf16>(text, "text", torch::kBFloat16, hidden_);
+    s.column.input_id = static_cast<int>(id), s.input_text = text;
   }
 
   // The rest of a prompt, from row `from` on: rows bf16 [n][hidden]. The last row is the first frame's input.
@@ -206,7 +207,7 @@ class Launcher {
       const bool text = s.text.defined() && c.frame < s.text.size(0);
       c.text_row = reinterpret_cast<const qmk::bf16*>(text ? s.text.data_ptr() : s.pad.data_ptr()) +
                    (text ? c.frame * hidden_ : 0);
-      s.column.position++, s.column.frame++;
+      s.column.position++, s.column.frame++, s.column.input_id = qmk::kPrecomputed;
     }
     const int i = launched_ % qmk::kLaunchesAhead;
     p.codes = codes_.data_ptr<int>() + i * columns_ * qmk::kResultWords;
@@ -274,6 +275,29 @@ class Launcher {
     TORCH_CHECK(s.pages.defined(), "this slot holds no sequence: start() it first");
     TORCH_CHECK(s.column.position + rows <= s.pages.numel() * qmk::kPagePositions,
                 message("position ", s.column.position + rows - 1, " is past the slot's ", s.pages.numel(), " pages"));
+  }
+  void check_id(int64_t id) const {
+    const int64_t ids = tensors_.at("code0_embedding").size(0);
+    TORCH_CHECK(id >= 0 && id < ids, message("an id must be in 0..", ids - 1, ", got ", id));
+  }
+  // Keys and values of n rows, as many at a time as there are columns; input(column, i) sets the input of row i.
+  template <class Input>
+  void take_rows(Slot& s, int64_t n, Input input) {
+    room(s, n);
+    for (int64_t from = 0; from < n;) {
+      qmk::FrameParams p = p_;
+      p.prefill = 1;
+      p.columns = static_cast<int>(std::min<int64_t>(qmk::kMostColumns, n - from));
+      const int first = s.column.position;
+      for (int i = 0; i < p.columns; i++) {
+        p.column[i] = s.column;
+        input(p.column[i], from + i);
+        p.column[i].position = first + i;
+        p.column[i].first_fresh = first;
+      }
+      s.column.position += p.columns, from += p.columns;
+      launch(p, p.talker.layers);
+    }
   }
   void launch(qmk::FrameParams& p, int64_t epochs) {
     const c10::cuda::CUDAGuard guard(device_);
@@ -344,6 +368,8 @@ void bind_frame(pybind11::module_& m) {
       .def("set_text", &Launcher::set_text)
       .def("seek", &Launcher::seek)
       .def("prefill", &Launcher::prefill, Free())
+      .def("prefill_ids", &Launcher::prefill_ids, Free())
+      .def("set_input", &Launcher::set_input)
       .def("enter", &Launcher::enter)
       .def("decode", &Launcher::decode)
       .def("collect", &Launcher::collect, Free())

@@ -52,14 +52,18 @@ struct DrawParams {
   float top_p;  // 1: all
 };
 
+constexpr int kPrecomputed = -1;  // the embedding sentinel: see Column::input_id
+
 // One token: a sequence's next decode step, or one position of a prompt.
 struct Column {
-  const float* row;      // [hidden] the input
-  const bf16* text_row;  // [hidden] added to the sum of embeddings
-  float* next_row;       // [hidden] the next position's input
-  const int* pages;      // this slot's page table
-  uint8_t* seen;         // [codec vocabulary] code 0 ids spoken so far
-  int* recent;           // [kRecentFrames][kGroups] the codes of frame f at f % kRecentFrames, for the vocoder
+  int input_id = kPrecomputed;  // the input is row; from 0 on: code 0's embedding of this id plus input_text
+  const float* row;             // [hidden]
+  const bf16* input_text;       // [hidden]
+  const bf16* text_row;         // [hidden] added to the sum of embeddings
+  float* next_row;              // [hidden] the next position's input
+  const int* pages;             // this slot's page table
+  uint8_t* seen;                // [codec vocabulary] code 0 ids spoken so far
+  int* recent;                  // [kRecentFrames][kGroups] the codes of frame f at f % kRecentFrames, for the vocoder
   uint64_t seed;
   int position;
   int first_fresh;  // positions first_fresh .. position are columns of this launch, this one the last
