@@ -19,11 +19,11 @@ PINNED = PIP_CONSTRAINT="constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=cons
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PYTHON_IS_NEW := "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 
-.PHONY: demo bot test test-all test-gpu test-ray test-compat test-clients soak bench peers kernels emulate lint format docs pictures oracle wheel clean
+.PHONY: demo bot test test-all test-gpu test-ray test-attacks test-compat test-clients soak bench peers kernels emulate lint format docs pictures oracle wheel clean
 
 # `make test` proves each thing once, in minutes; `make test-all` is everything for the CPU.
-test-all: CPU_TESTS = not gpu and not ray and not clients
-test: CPU_TESTS = not gpu and not ray and not clients and not slow
+test-all: CPU_TESTS = not gpu and not ray and not clients and not attacks
+test: CPU_TESTS = not gpu and not ray and not clients and not attacks and not slow
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/python demo_pipeline.py --text "$(DEMO_TEXT)" --output "$(DEMO_OUTPUT)"
@@ -43,6 +43,10 @@ test-gpu: $(VENV)/.installed
 test-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m pytest -m ray
 
+# Raw sockets attack a server while somebody listens.
+test-attacks: $(VENV)/.installed
+	$(BIN)/python -m pytest -m attacks
+
 # The Pipecat service with the oldest Pipecat that pyproject.toml admits.
 test-compat: $(COMPAT)/.installed
 	$(COMPAT)/bin/python -m pytest -m "not gpu" tests/test_pipecat.py tests/test_pipecat_transports.py \
@@ -55,7 +59,7 @@ test-clients: $(CLIENTS)/.installed
 
 # Random callers for five minutes; what they leave behind fails it.
 soak: $(VENV)/.installed
-	SOAK_SECONDS=300 $(BIN)/python -m pytest -m "not gpu and not ray and not clients" -k soak
+	SOAK_SECONDS=300 $(BIN)/python -m pytest -m "not gpu and not ray and not clients and not attacks" -k soak
 
 # Everything in benchmarks/ that this machine can run, the peers too behind `make peers`. Long on a GPU;
 # `run_all.py --quick` is shorter.

@@ -9,7 +9,7 @@ from waiting import until
 
 from qwen_megakernel.server.bodies import BATCH, SPEECH, VOICES
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.attacks
 LIMITS = {"header_s": 2.0, "idle_s": 5.0, "connections": 64}
 _MOST = 40 << 20  # bytes of one attack: enough for memory to show it
 _UPGRADE = (

@@ -9,7 +9,7 @@ import pytest
 from attacks import TOKEN, frame, is_closed, send_all, siege, target
 from waiting import until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.attacks
 PATHS = ("/v1/audio/speech/socket", "/v1/audio/speech/stream")
 LIMITS = {"header_s": 2.0, "idle_s": 5.0, "text_s": 6.0}
 _MOST = 20 << 20
