@@ -221,7 +221,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_in_a_forked_process_an_engine_is_dead_at_once_and_goes_on_where_it_was_loaded():
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr

@@ -232,7 +232,7 @@ def test_only_known_keys_of_the_encoders_config_reach_transformers():
     assert read == CodecConfig.from_json(JsonObject(plain, "x"))
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_a_clone_fetches_no_foreign_attention_and_is_the_same(copy, tiny, monkeypatch):
     import transformers.integrations.hub_kernels as kernels
 
@@ -379,7 +379,7 @@ def test_a_manifest_that_is_none_is_refused_and_kept(raw, tmp_path):
     assert path.read_bytes() == raw.encode("latin-1") + b"\n"
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_a_batch_goes_on_whatever_a_line_holds(tmp_path, capsys):
     lines = [
         {"id": "\ud800", "text": "No."},
@@ -436,7 +436,7 @@ def test_a_head_that_is_not_finite_is_an_error_and_no_noise(name, value, sampled
 VOCODER = ("decoder.decoder.1.block.0.alpha", "decoder.decoder.1.block.0.beta", "decoder.pre_conv.conv.weight")
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 @pytest.mark.parametrize("name", VOCODER)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_a_vocoder_that_is_not_finite_is_an_error_and_no_noise(name, value, copy):
