@@ -207,3 +207,19 @@ def own_engine(backend):
     """An engine that a test may break."""
     with backend.probed(max_streams=3) as engine:
         yield engine
+
+
+@pytest.fixture(scope="module")
+def siege(request, tmp_path_factory):
+    """A server with a listener, and with the limits of the module's `LIMITS`."""
+    import attacks
+
+    with attacks.siege(tmp_path_factory.mktemp("server"), **request.module.LIMITS) as siege:
+        yield siege
+
+
+@pytest.fixture
+def attacked(siege):
+    """The same. What a test leaves open is closed."""
+    yield siege
+    siege.server.close_lines()

@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from attacks import TOKEN, is_closed, send_all, siege, target
+from attacks import TOKEN, is_closed, send_all, target
 from waiting import until
 
 from qwen_megakernel.server.bodies import BATCH, SPEECH, VOICES
@@ -18,18 +18,6 @@ _UPGRADE = (
 )
 _CHUNKED = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
 _BEARING = b"Authorization: Bearer " + TOKEN.encode() + b"\r\n"
-
-
-@pytest.fixture(scope="module")
-def attacked(tmp_path_factory):
-    with siege(tmp_path_factory.mktemp("server"), **LIMITS) as attacked:
-        yield attacked
-
-
-@pytest.fixture(autouse=True)
-def lines_are_closed(attacked):
-    yield
-    attacked.server.close_lines()
 
 
 HANDSHAKES = {

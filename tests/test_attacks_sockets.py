@@ -6,7 +6,7 @@ import time
 from os import environ
 
 import pytest
-from attacks import TOKEN, frame, is_closed, send_all, siege, target
+from attacks import TOKEN, frame, is_closed, send_all, target
 from waiting import until
 
 pytestmark = pytest.mark.attacks
@@ -15,18 +15,6 @@ LIMITS = {"header_s": 2.0, "idle_s": 5.0, "text_s": 6.0}
 _MOST = 20 << 20
 _SECONDS = float(environ.get("ATTACK_SECONDS", "4"))
 """Of the fuzzer."""
-
-
-@pytest.fixture(scope="module")
-def attacked(tmp_path_factory):
-    with siege(tmp_path_factory.mktemp("server"), **LIMITS) as attacked:
-        yield attacked
-
-
-@pytest.fixture(autouse=True)
-def lines_are_closed(attacked):
-    yield
-    attacked.server.close_lines()
 
 
 FLOODS = {

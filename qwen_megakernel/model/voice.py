@@ -109,18 +109,14 @@ class Voice:
     def save(self, path: str | Path) -> None:
         """Write the voice as one safetensors file. Raises VoiceError: it is broken (`check`), or cannot be written."""
         self.check()
-        try:
-            is_other = os.path.lexists(path) and not os.path.isfile(path)
-        except (TypeError, ValueError) as error:
-            raise VoiceError(f"{path}: the voice cannot be written: {error}") from None
-        if is_other:  # a device or a pipe would be replaced by the file
-            raise VoiceError(f"{path}: a voice can only be written to a regular file")
         tensors = {"speaker_embedding": self.speaker_embedding.contiguous()}
         metadata = {"format": _FORMAT, "fingerprint": self.fingerprint, "notes": json.dumps(self.notes)}
         if self.ref_codes is not None and self.ref_text is not None:
             tensors["ref_codes"] = self.ref_codes.contiguous()
             metadata["ref_text"] = self.ref_text
         try:
+            if os.path.lexists(path) and not os.path.isfile(path):  # a device or a pipe would be replaced by the file
+                raise OSError("a voice can only be written to a regular file")
             save_file(tensors, path, metadata)
         except (SafetensorError, OSError, TypeError, ValueError) as error:
             raise VoiceError(f"{path}: the voice cannot be written: {error}") from None

@@ -143,6 +143,7 @@ class _How(_Fields):
     speaker_embedding: list[float] | None = _about("speaker_embedding", max_length=MOST_NUMBERS)
     speakers: bool | None = _about("speakers")
     _ignored: list[str] = PrivateAttr(default_factory=list)
+    _came: frozenset[str] = PrivateAttr(default=frozenset())  # names of fields, as the client wrote them
 
     @model_validator(mode="wrap")
     @classmethod
@@ -155,7 +156,7 @@ class _How(_Fields):
         except RequestError as error:
             raise PydanticCustomError(_OURS, "{words}", {"words": str(error), "field": error.field}) from None
         made = handler(fields)
-        made._ignored = ignored
+        made._ignored, made._came = ignored, frozenset(given)
         return made
 
     @property
@@ -213,19 +214,11 @@ class BatchBody(HowToSpeak):
         list[Annotated[BatchItem, BeforeValidator(_item_of_text), _TEXT_OR_ITEM]], BeforeValidator(_few)
     ] = Field(min_length=1, description="Texts, or objects with input and options of speech.")
     response_format: _Format | None = Field(None, description="Without it: mp3.")
-    _has_items: bool = PrivateAttr(default=False)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _look_for_items(cls, given: Any, handler: ModelWrapValidatorHandler["BatchBody"]) -> "BatchBody":
-        made = handler(given)
-        made._has_items = isinstance(given, dict) and "items" in given
-        return made
 
     @property
     def has_items(self) -> bool:
         """A client of vLLM-Omni's asks, which calls the inputs so."""
-        return self._has_items
+        return "items" in self._came
 
 
 class RecordingRequest(_Fields):

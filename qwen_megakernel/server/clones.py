@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from qwen_megakernel.errors import AudioError, EngineBusy, RequestError, SpeakerError
+from qwen_megakernel.errors import EngineBusy, RequestError, SpeakerError
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.speech.engine import TTSEngine
-from qwen_megakernel.speech.saved_voices import SavedVoices, size_of_base64
+from qwen_megakernel.speech.saved_voices import SavedVoices, check_base64_size
 
 CLONE_FIELDS = ("ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding")
 MOST_REF_TEXT = 10_000  # characters
@@ -131,8 +131,7 @@ class Clones:
             raise SpeakerError(f"{words}, or start a server with a Base checkpoint", field="ref_audio")
         if clone.vector:
             return _of_vector(engine, clone.vector)
-        if size_of_base64(clone.audio) > self._max_bytes + 2:
-            raise AudioError(f"the recording may have at most {self._max_bytes} bytes: send a shorter one")
+        check_base64_size(clone.audio, self._max_bytes)
         digest = await asyncio.to_thread(lambda: clone.digest) if len(clone.audio) > 1 << 20 else clone.digest
         made = self._made.get(digest)
         if made is None:

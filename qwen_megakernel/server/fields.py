@@ -8,7 +8,6 @@ import reprlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from qwen_megakernel.engine.audio import CHUNK_SCHEDULE
@@ -133,14 +132,15 @@ def told_apart(given: Mapping[str, Any], entrance: str) -> tuple[dict[str, Any],
         RequestError: two names of one field have different values, or a value of a known field cannot be changed into
             what it stands for.
     """
-    names = _names_at(entrance)
+    options = options_of(entrance)
+    names = {row.name: name for name, row in options.items()}
     fields: dict[str, Any] = {}
     came: dict[str, str] = {}  # a field -> the name by which it came
     ignored: list[str] = []
     for name, value in given.items():
         field = FIELDS.get(name)
         there = names.get(field.same, field.same) if field and field.same else name
-        known = field is not None or there in names.values()
+        known = field is not None or there in options
         absent = value is None or isinstance(value, str) and not value.strip() and name not in ("input", "text")
         if known and absent:
             continue
@@ -148,7 +148,7 @@ def told_apart(given: Mapping[str, Any], entrance: str) -> tuple[dict[str, Any],
             ignored.append(name)
             continue
         if isinstance(value, str) and known:
-            value = _tidy(there, value, _KINDS.get(name) or _kind_of(there, entrance))
+            value = _tidy(there, value, _KINDS.get(name) or (options[there].kinds[0] if there in options else str))
         if field and field.change:
             value = field.change(value, name)
         if there in came and fields[there] != value:
@@ -156,17 +156,6 @@ def told_apart(given: Mapping[str, Any], entrance: str) -> tuple[dict[str, Any],
             raise RequestError(words, field=name)
         fields[there], came[there] = value, name
     return fields, ignored
-
-
-@cache
-def _names_at(entrance: str) -> dict[str, str]:
-    """Options of speech -> their names at an entrance."""
-    return {row.name: name for name, row in options_of(entrance).items()}
-
-
-def _kind_of(name: str, entrance: str) -> type:
-    row = options_of(entrance).get(name)
-    return row.kinds[0] if row else str
 
 
 def _tidy(name: str, value: str, kind: type) -> Any:

@@ -32,10 +32,7 @@ class Origins:
                 if not has_token:
                     words = "--allow-origin '*' lets every web page use the server, so it needs a token: give --token"
                     raise BackendError(f"{words}, or name the pages' origins")
-            elif (parts := split(origin)).scheme not in (
-                "http",
-                "https",
-            ) or origin != f"{parts.scheme}://{parts.netloc}":
+            elif not _is_origin(origin):
                 words = f"an origin is http:// or https://, a host and maybe a port, got {origin[:80]!r}"
                 raise BackendError(f"{words}: leave out the path and the slash at its end")
         self._allowed = frozenset(origin.lower() for origin in allowed)
@@ -74,6 +71,11 @@ class Origins:
 
     def _shared(self, origin: str) -> dict[str, str]:
         return {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+
+
+def _is_origin(text: str) -> bool:
+    parts = split(text)
+    return parts.scheme in ("http", "https") and text == f"{parts.scheme}://{parts.netloc}"
 
 
 def is_preflight(method: str, headers: Headers) -> bool:

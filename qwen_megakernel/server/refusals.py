@@ -9,9 +9,10 @@ from starlette.exceptions import HTTPException
 
 from qwen_megakernel.errors import TTSError
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.bodies import BATCH, SPEECH, VOICES, why_wrong
+from qwen_megakernel.server.bodies import AUDIO_VOICES, BATCH, SPEECH, VOICES, why_wrong
 
 _FIELD_NAMES = {(SPEECH, "text"): "input", (BATCH, "text"): "input", (VOICES, "voice"): "name"}
+_FIELD_NAMES |= {(AUDIO_VOICES, "voice"): "name", (AUDIO_VOICES, "text"): "ref_text"}
 """Fields that these paths call by another name than the rest of the API."""
 
 
@@ -89,7 +90,8 @@ def _of_http(request: Request, error: HTTPException, upload: bool) -> ApiError:
     """The error for a request that Starlette or FastAPI refuses itself."""
     path = request.url.path
     asked, words = f"{request.method[:20]} {path[:80]!r}", str(error.detail)
-    changes_voices = path == VOICES and request.method == "POST" or path.startswith(f"{VOICES}/")
+    changes_voices = path in (VOICES, AUDIO_VOICES) and request.method == "POST"
+    changes_voices |= path.startswith((f"{VOICES}/", f"{AUDIO_VOICES}/"))
     if error.status_code == 400:
         words = "the body cannot be read as JSON: send UTF-8, without deep nesting or numbers of thousands of digits"
     elif error.status_code in (404, 405) and changes_voices and not upload:

@@ -251,9 +251,11 @@ class EngineService:
     @property
     def aliases(self) -> dict[str, str]:
         """Other names of voices -> the voices."""
+        if not self._openai_voices:  # every request asks
+            return self._aliases
         voices = self.voice_names()
         free = [name for name in self._openai_voices if name not in voices]
-        return (dict(zip(free, itertools.cycle(voices), strict=False)) if voices else {}) | self._aliases
+        return dict(zip(free, itertools.cycle(voices), strict=False)) | self._aliases
 
     def known_voices(self) -> str:
         """Voices and their aliases, for a message."""
@@ -353,6 +355,12 @@ class EngineService:
             field = "speaker_embedding" if clone.vector else "ref_audio"
             raise SpeakerError(f"{field} is not served here: start the server with --allow-clone", field=field)
         return options | {"voice": await self._clones.voice(self.check_ready(), clone)}
+
+    async def add_voice(self, name: str, recording: str | bytes, text: str | None) -> None:
+        """Make a saved voice, as `SavedVoices.add`. Raises RequestError: the name is an alias, or what that raises."""
+        if name.lower() in self.aliases:
+            raise VoiceError(f"{name!r} is an alias of a voice: choose another name", field="name")
+        await self.saved_voices.add(self.engine, name, recording, text)
 
     async def count_tokens(self, *texts: str | None) -> int:
         """The texts' total number of the model's tokens. A text of None counts as 0.

@@ -169,9 +169,7 @@ class _Stream(SocketLine):
             text = None
             if message.get("ref_text") is not None:
                 text = string_of(message, "ref_text", most=_MAX_TRANSCRIPT, blank=True)
-            if name.lower() in self.service.aliases:
-                raise RefusedMessage(f"{name!r} is an alias of a voice: choose another name", "name")
-            await saved.add(service.engine, name, recording, text)
+            await service.add_voice(name, recording, text)
             return {"type": "voice.add.result", "success": True, "voice": {"name": name}}
         if name.lower() not in saved.by_name:
             known = listed(saved.by_name) or "none"

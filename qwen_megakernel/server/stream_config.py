@@ -134,7 +134,6 @@ async def read_config(message: dict[str, Any], service: EngineService) -> Sessio
     if name != "pcm" and (streams or words == "chunk"):
         field = "stream_audio" if streams else "word_timestamps"
         raise RefusedMessage(f"{field} needs response_format 'pcm', got {name!r}", "response_format")
-    given.pop("split_granularity", None)
     read = await service.cloned(read_options(options, "stream"), clone)
     request = service.request(read, lenient=True)
     return SessionConfig(read, name, rate, streams, words, request.whole, tuple(ignored))

@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from qwen_megakernel.errors import AudioError
 from qwen_megakernel.server.api_error import ApiError, listed
 from qwen_megakernel.server.bodies import (
     AUDIO_MODELS,
@@ -23,7 +22,7 @@ from qwen_megakernel.server.bodies import (
 from qwen_megakernel.server.reading import checked, is_json, media_of, parsed
 from qwen_megakernel.server.refusals import Refused, invalid, wrong_media
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.speech.saved_voices import size_of_base64
+from qwen_megakernel.speech.saved_voices import check_base64_size, recording_too_long
 
 _FORM_PIECE = 64 << 10  # bytes of a form to parse at once; other tasks run in between
 _MAX_FIELD = 64 << 10  # bytes of a form's field other than the recording
@@ -70,22 +69,21 @@ def add_voices(routes: APIRouter, service: EngineService, *, upload: bool) -> No
     if not upload:
         return
 
+    async def made(request: Request, kind: type[VoiceRequest]) -> str:
+        """The name of the new voice."""
+        service.check_ready()
+        body, recording = await _read(request, kind, service.limits.max_upload)
+        await service.add_voice(body.name, recording, body.text)
+        return body.name
+
     @routes.post(VOICES, status_code=201, responses=errors, openapi_extra=_described(VoiceRequest))
     async def add_voice(request: Request) -> dict:
-        engine = service.check_ready()
-        body, recording = await _read(request, VoiceRequest, service.limits.max_upload)
-        _check_alias(service, body.name)
-        await service.saved_voices.add(engine, body.name, recording, body.text)
-        return {"id": body.name, "object": "voice"}
+        return {"id": await made(request, VoiceRequest), "object": "voice"}
 
     @routes.post(AUDIO_VOICES, responses=errors, openapi_extra=_described(OmniVoiceRequest))
     async def add_omni_voice(request: Request) -> dict:
         """As vLLM-Omni's clients make a voice."""
-        engine = service.check_ready()
-        body, recording = await _read(request, OmniVoiceRequest, service.limits.max_upload)
-        _check_alias(service, body.name)
-        await service.saved_voices.add(engine, body.name, recording, body.text)
-        return {"success": True, "voice": {"name": body.name}}
+        return {"success": True, "voice": {"name": await made(request, OmniVoiceRequest)}}
 
     @routes.delete(AUDIO_VOICES + "/{name}", responses=errors)
     async def delete_omni_voice(name: str) -> dict:
@@ -107,11 +105,6 @@ def add_voices(routes: APIRouter, service: EngineService, *, upload: bool) -> No
         name = _saved(service, name)
         await service.saved_voices.remove(name)
         return {"id": name, "object": "voice", "deleted": True}
-
-
-def _check_alias(service: EngineService, name: str) -> None:
-    if name in service.aliases:
-        raise invalid(f"{name!r} is an alias of a voice: choose another name", "name")
 
 
 def _saved(service: EngineService, name: str) -> str:
@@ -153,13 +146,8 @@ async def _read(request: Request, kind: type[_Body], max_upload: int) -> tuple[_
     body = checked(fields, kind)
     if recording is None:
         recording = body.audio
-        if len(recording) > max_upload * 4 // 3 + 4 and size_of_base64(recording) > max_upload + 2:
-            raise _too_long(max_upload)
+        check_base64_size(recording, max_upload)
     return body, recording
-
-
-def _too_long(max_upload: int) -> AudioError:
-    return AudioError(f"the recording may have at most {max_upload} bytes: send a shorter one")
 
 
 async def _read_form(request: Request, max_upload: int) -> tuple[dict[str, Any], bytes]:
@@ -186,7 +174,7 @@ async def _read_form(request: Request, max_upload: int) -> tuple[dict[str, Any],
             raise invalid("audio must be a file of the form: send it with a file name", "audio")
         content = await recording.read()
         if len(content) > max_upload:
-            raise _too_long(max_upload)
+            raise recording_too_long(max_upload)
         return fields, content
     finally:
         await form.close()

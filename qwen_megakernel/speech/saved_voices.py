@@ -81,12 +81,12 @@ class SavedVoices:
         run = asyncio.get_running_loop().run_in_executor
         self._being_made.add(name)
         try:
-            voice = await run(self._executor, _create, engine, recording, text)
+            voice = await self.make(engine, recording, text)
             await run(self._executor, keep, voice)
         finally:
             self._being_made.discard(name)
 
-    async def make(self, engine: TTSEngine, recording: str, text: str | None) -> Voice:
+    async def make(self, engine: TTSEngine, recording: str | bytes, text: str | None) -> Voice:
         """A voice that is not kept, made behind those that were asked for before. `recording`, `text`: as `add` takes
         them. Raises RequestError: the recording cannot be used."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, _create, engine, recording, text)
@@ -153,9 +153,17 @@ def _told(done: str) -> Iterator[None]:
         raise TTSError(f"the voice could not be {done}; the server's log says why") from None
 
 
-def size_of_base64(text: str) -> int:
-    """The bytes that base64 stands for, with up to two too many. `text`: as `SavedVoices.add` takes it."""
-    return (len(text) - _base64_start(text) - sum(map(text.count, " \t\r\n"))) * 3 // 4
+def check_base64_size(text: str, most: int) -> None:
+    """Raises AudioError: base64 stands for a recording of more than `most` bytes, give or take two. `text`: as
+    `SavedVoices.add` takes it."""
+    if len(text) <= most * 4 // 3 + 4:
+        return
+    if (len(text) - _base64_start(text) - sum(map(text.count, " \t\r\n"))) * 3 // 4 > most + 2:
+        raise recording_too_long(most)
+
+
+def recording_too_long(most: int) -> AudioError:
+    return AudioError(f"the recording may have at most {most} bytes: send a shorter one")
 
 
 def _base64_start(text: str) -> int:

@@ -67,10 +67,15 @@ def _sentences(text: str) -> Iterator[int]:
     return (run.end() for run in _matches(_RUN, text) if _is_end(text, run))
 
 
+def _beside(text: str, run: "regex.Match[str]") -> tuple[str, str]:
+    """What decides about a run of marks: some characters before it, and the one behind it."""
+    return text[max(0, run.start() - _LOOKED_AT) : run.start()], text[run.end() : run.end() + 1]
+
+
 def _is_end(text: str, run: "regex.Match[str]") -> bool:
     """Does a sentence end with this run of marks, closing quotes and blanks?"""
     marks, closing, blanks = run.groups()
-    before, after = text[max(0, run.start() - _LOOKED_AT) : run.start()], text[run.end() : run.end() + 1]
+    before, after = _beside(text, run)
     if closing and _SAID.match(text, run.end()):
         return False
     if blanks:
@@ -100,8 +105,7 @@ def _is_abbreviation(before: str, after: str) -> bool:
 def _marks(text: str) -> Iterator[int]:
     """Behind any mark and blank: where a writer of small letters only ends sentences."""
     for run in _matches(_RUN, text):
-        before, after = text[max(0, run.start() - _LOOKED_AT) : run.start()], text[run.end() : run.end() + 1]
-        if run[3] and not (run[1] == "." and _is_abbreviation(before, after)):
+        if run[3] and not (run[1] == "." and _is_abbreviation(*_beside(text, run))):
             yield run.end()
 
 

@@ -3,7 +3,7 @@
 import re
 
 from qwen_megakernel.text.figures import OF, RATIO
-from qwen_megakernel.text.rule import Around, Kept, Rules, ends_of, keep
+from qwen_megakernel.text.rule import SUPERSCRIPTS, Around, Kept, Rules, ends_of, keep
 from qwen_megakernel.text.spoken import Spoken
 
 _UNITS = {
@@ -25,7 +25,6 @@ _SIGNS = {
 _NAMES = "+ - × ÷ = ≈ ≤ ≥ ≠ < > ± ² ³ √ ^ x".split()
 _HALVES = {"zh": ("上午", "下午"), "ja": ("午前", "午後"), "ko": ("오전 ", "오후 ")}
 _ANGLES = {"zh": "度分秒", "ja": "度分秒", "ko": ("도 ", "분 ", "초")}
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 
 def first(spoken: Spoken, around: Around) -> Rules:
@@ -247,7 +246,7 @@ def maths(spoken: Spoken, around: Around) -> Rules:
         return named("×" if "=" in found.string[found.end() :][:60] else "x")
 
     def power(found: re.Match[str]) -> str:
-        base, exponent = spoken.cardinal(spoken.value(found[1])), found[2].lstrip("^").translate(_SUPERSCRIPTS)
+        base, exponent = spoken.cardinal(spoken.value(found[1])), found[2].lstrip("^").translate(SUPERSCRIPTS)
         if exponent in ("2", "3"):
             return f"{base}{blank}{words['²' if exponent == '2' else '³']}"
         minus, exponent = exponent[0] == "-", exponent.lstrip("-")

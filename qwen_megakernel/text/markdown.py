@@ -82,7 +82,7 @@ class Markdown(Stage):
         if head := self._head:
             if _RULE.fullmatch(head) or _is_table_line(head) or _DEFINITION.fullmatch(head):
                 return self._end_head()
-            return self._is_prose(head) + self.settle()
+            return self._begin_text(head) + self.settle()
         given = self._end_run(" ") if self._run else ""
         waits, self._waits = self._waits, ""
         if waits == "]":
@@ -115,14 +115,7 @@ class Markdown(Stage):
             self._head = ""
             return self.push(head[bullet.end() :])  # a line's beginning too
         elif not (_MAY_BE_HEAD.fullmatch(head) or _MAY_BE_FENCE.fullmatch(head)) or ("[" in head and not self._task):
-            self._at_head = False
-            self._head = ""
-            self._table = head[0] == "|" or self._rows
-            number = _NUMBER.match(head)
-            # As in CommonMark, only a list's first number ends a paragraph: "on\n3. Oktober" is prose.
-            if self._table or (number and (self._inside != "prose" or head[0] == "1" and not head[1].isdigit())):
-                self._item = True
-            return self.push(head)
+            return self._begin_text(head)
         return ""
 
     def _in_definition(self, head: str) -> str:
@@ -131,14 +124,18 @@ class Markdown(Stage):
         if _NOTE.fullmatch(head):
             self._head = ""
         elif len(head) > _LONGEST_DEFINITION or is_mark(head[-1]) or not _MAY_BE_DEFINITION.fullmatch(head):
-            return self._is_prose(head)
+            return self._begin_text(head)
         return ""
 
-    def _is_prose(self, head: str) -> str:
-        """The line begins with no sign."""
+    def _begin_text(self, head: str) -> str:
+        """The line's signs have ended. `head`: what was held back, which is text."""
         self._head = ""
         self._at_head = False
-        self._table = self._item = self._rows
+        self._table = head[0] == "|" or self._rows
+        number = _NUMBER.match(head)
+        # As in CommonMark, only a list's first number ends a paragraph: "on\n3. Oktober" is prose.
+        if self._table or (number and (self._inside != "prose" or head[0] == "1" and not head[1].isdigit())):
+            self._item = True
         return self.push(head)
 
     def _end_head(self) -> str:
@@ -154,7 +151,7 @@ class Markdown(Stage):
             self._begin_line()
             self._rows = _is_table_line(head)
             return "\n"
-        return self._is_prose(head + "\n")
+        return self._begin_text(head + "\n")
 
     def _in_fence(self, character: str) -> str:
         if character != "\n":

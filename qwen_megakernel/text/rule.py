@@ -12,6 +12,8 @@ Rules = Iterator[tuple[str, Say]]
 DASH = "[-–~～〜－−]"
 """Between the ends of a range."""
 
+SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+
 SEEN = 12
 """How many characters before a phrase its rules may see."""
 

@@ -2,7 +2,7 @@
 
 import re
 
-from qwen_megakernel.text.rule import Around, Rules, ends_of
+from qwen_megakernel.text.rule import SUPERSCRIPTS, Around, Rules, ends_of
 from qwen_megakernel.text.spoken import Spoken
 
 _WORDS = {
@@ -27,7 +27,6 @@ FOLLOWERS = frozenset("+ +/- = × x · ÷ ± ≈ ≥ ≤ ≠ - − * / < > :".sp
 """Signs that may stand alone between numbers."""
 OPENERS = frozenset("= + ± ≈ ≥ ≤ ≠ > < ~ √".split())
 """Signs that may stand alone before a number."""
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _AMOUNT = r"[-−]?[$€£]?\d"
 _GROUPED = re.compile(r"\d{1,3}(?:[.,]\d{3})+")
 
@@ -146,7 +145,7 @@ def _powers(spoken: Spoken, words: dict[str, str]) -> Rules:
 
     yield rf"(?<=[\d)A-Za-z])\^[({{]?([-−]?\d{{1,4}})[)}}]?(?![\w.^]){unit}", lambda f: measured(f[1], f[2])
     high = rf"(?<![\d.,])(\d{{1,2}})([⁻]?[⁰¹²³⁴-⁹]{{1,4}})(?!\w){unit}"
-    yield high, lambda f: f[1] + measured(f[2].translate(_SUPERSCRIPTS), f[3])
+    yield high, lambda f: f[1] + measured(f[2].translate(SUPERSCRIPTS), f[3])
     exponent = r"(?<![\w.,])(\d{1,3}(?:[.,]\d{1,9})?)[eE]([+-])(\d{1,3})(?!\w|\.\d)"
     yield (
         exponent,
