@@ -31,9 +31,7 @@ def heard(engine_for):
     return recognise
 
 
-@pytest.mark.parametrize(
-    "how", [{"non_streaming_mode": True}, slow_case({"non_streaming_mode": False}), slow_case({"speed": 1.6})], ids=str
-)
+@pytest.mark.parametrize("how", [{"non_streaming_mode": True}, slow_case({"non_streaming_mode": False})], ids=str)
 def test_numbers_are_understood(heard, how):
     """By the clearest speaker, in three of five attempts at least four of the five words."""
     words = re.findall("[a-z]+", NUMBERS.lower())
@@ -49,7 +47,7 @@ def test_the_speakers_are_equally_loud(engine_for):
     for speaker in ("ada", "max", "oliver"):
         said = [
             engine_for("demo").generate(text, speaker=speaker, sampling=SamplingParams(seed=seed)).samples
-            for seed in range(4)
+            for seed in range(2)
             for text in (OTHER, "My sister bought a small red car yesterday.")
         ]
         samples = np.concatenate(said)
@@ -58,10 +56,9 @@ def test_the_speakers_are_equally_loud(engine_for):
     assert max(levels) - min(levels) < 1.0, levels
 
 
-@pytest.mark.parametrize("speaker", ["ada", slow_case("max"), slow_case("oliver")])
-def test_another_text_is_not_heard_as_numbers(heard, speaker):
+def test_another_text_is_not_heard_as_numbers(heard):
     words = re.findall("[a-z]+", NUMBERS.lower())
-    said = heard(OTHER, 1, speaker=speaker)
+    said = heard(OTHER, 1, speaker="ada")
     assert sum(word in said for word in words) <= 1, said
 
 
@@ -83,8 +80,6 @@ def test_estimated_word_times_against_forced_alignment(engine_for, tmp_path, cap
     texts = [
         "The quick brown fox jumps over the lazy dog.",
         "Please call me back tomorrow morning, before nine.",
-        "There was once a man who counted all the ships.",
-        "I think that we should go home now, it is late.",
     ]
     engine, known, live = engine_for("demo"), [], []
     for speaker in engine.speakers:

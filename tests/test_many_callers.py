@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from waiting import PATIENCE_S, run_all, until
 
 SEEDS = 3
-SOAK_SECONDS = float(os.environ.get("SOAK_SECONDS", "10"))
+SOAK_SECONDS = float(os.environ.get("SOAK_SECONDS", "5"))
 OPTIONS = {"max_streams": 3, "max_queue": 3, "max_positions": 256}
 
 steps = st.tuples(
