@@ -3,6 +3,6 @@
 Its import needs no torch.
 """
 
-from qwen_megakernel.pipecat.remote import MegakernelWebsocketTTSService
+from qwen_megakernel.pipecat.remote import MegakernelWebsocketTTSService, SpeechSettings
 
-__all__ = ["MegakernelWebsocketTTSService"]
+__all__ = ["MegakernelWebsocketTTSService", "SpeechSettings"]

@@ -20,7 +20,7 @@ DOORS = {
     "pipecat_tts": ["DEFAULT_MODEL", "MegakernelTTSService", "MegakernelTTSSettings"],
     "serve_ray": ["Args", "app"],
     "serve_ray_proxy": ["middleware"],
-    "websocket_tts": ["MegakernelWebsocketTTSService"],
+    "websocket_tts": ["MegakernelWebsocketTTSService", "SpeechSettings"],
 }
 """Public import paths whose code is in the rooms behind, and what is found there."""
 
