@@ -9,6 +9,7 @@ CLIENTS := .venv-clients
 OLDEST_PIPECAT := 1.13.0
 PEERS := .venv-peers
 DOCS := .venv-docs
+IMAGE := .venv-image
 DEMO_TEXT ?= Hello there. This is the bundled demo voice.
 DEMO_OUTPUT ?= demo.wav
 # No NVIDIA GPU: pin the torch release that has a CPU build, so that no CUDA packages are fetched.
@@ -19,7 +20,7 @@ PINNED = PIP_CONSTRAINT="constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=cons
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PYTHON_IS_NEW := "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 
-.PHONY: demo bot test test-all test-gpu test-ray test-attacks test-compat test-clients soak bench peers kernels emulate lint format docs pictures oracle wheel clean
+.PHONY: demo bot test test-all test-gpu test-ray test-attacks test-compat test-clients soak bench peers kernels emulate lint format docs pictures oracle wheel lock clean
 
 # `make test` proves each thing once, in minutes; `make test-all` is everything for the CPU.
 test-all: CPU_TESTS = not gpu and not ray and not clients and not attacks
@@ -106,6 +107,23 @@ format: $(VENV)/.installed
 wheel: $(VENV)/.installed
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
+# What the container image installs, with hashes: versions of constraints.txt, for Python 3.11 and newer. TORCH_CPU: where
+# uv finds torch's CPU builds, PyTorch's own index by default. Versions that constraints.txt lacks (CUDA) stay as they are;
+# delete a file to renew them.
+TORCH_CPU ?= --torch-backend cpu
+COMPILE = $(IMAGE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--constraints constraints.txt --custom-compile-command "make lock"
+SERVER = --constraints constraints-cpu.txt --extra serve --extra wyoming pyproject.toml
+lock: $(IMAGE)/.installed
+	$(COMPILE) image/build.in --output-file image/build.txt
+	$(COMPILE) $(SERVER) image/cuda.in --output-file image/cuda.txt
+	$(COMPILE) $(SERVER) $(TORCH_CPU) --output-file image/cpu.txt
+
+$(IMAGE)/.installed: Makefile
+	$(PYTHON) -m venv $(IMAGE)
+	$(IMAGE)/bin/python $(INSTALL) uv==0.13.9
+	@touch $@
+
 # The reference implementation in an environment of its own: compare it with the stored vectors and live.
 oracle: $(ORACLE)/.installed
 	$(ORACLE)/bin/python -W ignore tests/oracle/oracle.py check
@@ -163,4 +181,4 @@ $(PEERS)/.installed: Makefile
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(ORACLE) $(COMPAT) $(CLIENTS) dist demo.wav .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) $(ORACLE) $(COMPAT) $(CLIENTS) $(IMAGE) dist demo.wav .pytest_cache .ruff_cache
