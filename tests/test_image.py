@@ -1,19 +1,31 @@
-"""What the container image is made of: locked packages agree with pyproject.toml and constraints.txt."""
+"""What the container image is made of: locked packages, the Dockerfile and compose.yaml agree with
+pyproject.toml, constraints.txt and the server. tests/test_container.py builds and runs the image."""
 
+import argparse
+import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from qwen_megakernel import cli
 from qwen_megakernel.backend import build
+from qwen_megakernel.server.app import make_app
+from qwen_megakernel.server.guard import OPEN
+from qwen_megakernel.server.service import TOKEN
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 SERVER = [Requirement(line) for line in PROJECT["dependencies"] + EXTRAS["serve"] + EXTRAS["wyoming"]]
+CACHE = "/home/tts/cache"
 ENTRY = re.compile(r"^([a-z0-9-]+)==(\S+)( ; .+)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n", re.M)
 LINUX = {"sys_platform": "linux", "os_name": "posix", "platform_system": "Linux", "implementation_name": "cpython"}
 MACHINES = [
@@ -81,3 +93,80 @@ def test_the_image_has_the_nvcc_that_doctor_recommends():
     locked = installed("image/cuda.txt", MACHINES[0])
     assert set(asked) == set(build._PIP_COMPILER) and set(asked.values()) == {"13.0.*"}
     assert locked["cuda-toolkit"].startswith("13.0.") and all(locked[name].startswith("13.0.") for name in asked)
+
+
+# ---------------------------------------------------------------- how it is run
+
+
+def dockerfile(instruction: str) -> list[str]:
+    """What stands behind each of an instruction's uses, with continued lines joined."""
+    return re.findall(rf"^{instruction} (.+)$", text("Dockerfile").replace("\\\n", " "), re.M)
+
+
+def served(image_command: list[str]) -> argparse.Namespace:
+    """What the command line makes of the image's entry point with a command behind it."""
+    (entry,) = map(json.loads, dockerfile("ENTRYPOINT"))
+    assert entry[0] in PROJECT["scripts"]
+    args = cli._parser().parse_args([*entry[1:], *image_command])
+    assert args.run is cli._serve and args.host == "0.0.0.0"
+    return args
+
+
+def routes() -> set[str]:
+    """Paths that answer GET without a token."""
+    app = make_app(lambda: None, model="demo", token="secret")
+    return {path for path, methods in app.openapi()["paths"].items() if "get" in methods} & set(OPEN)
+
+
+def test_base_images_and_python_packages_are_pinned_by_hash():
+    bases = [line for line in dockerfile("ARG") if "_BASE=" in line]
+    assert len(bases) == 2 and all(re.search(r"=[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}$", base) for base in bases)
+    assert set(dockerfile("FROM")) == {
+        "${CUDA_BASE} AS cuda",
+        "${CPU_BASE} AS cpu",
+        "${VARIANT} AS packages",
+        "${VARIANT}",
+    }
+    installs = re.findall(r"pip install ([^&\n]*)", "\n".join(dockerfile("RUN")))
+    assert len(installs) == 3 and all("--require-hashes" in line or "--no-deps --no-index" in line for line in installs)
+
+
+def test_the_image_is_built_from_nothing_but_the_wheel_and_the_locks():
+    assert text(".dockerignore").split() == ["*", "!dist/*.whl", "!image/*.txt"]
+    copied = {word for line in dockerfile("COPY") if "--from" not in line for word in line.split()[:-1]}
+    assert copied == {"image/build.txt", "image/${VARIANT}.txt", "dist/qwen_megakernel-*.whl"}
+
+
+def test_the_dockerfile_says_what_the_server_takes():
+    (command,) = map(json.loads, dockerfile("CMD"))
+    (port,), (check,) = dockerfile("EXPOSE"), dockerfile("HEALTHCHECK")
+    assert served(command).port == int(port)
+    assert re.search(r"http://127.0.0.1:(\d+)(/\w+)", check).groups() == (port, "/health") and "/health" in routes()
+
+
+@pytest.mark.parametrize("profile", ["gpu", "cpu"])
+def test_compose_says_what_the_server_and_the_image_take(profile):
+    compose = yaml.safe_load(text("compose.yaml"))
+    service = compose["services"][profile]
+    assert set(compose["services"]) == {"gpu", "cpu"} and service["profiles"] == [profile]
+    args = served([re.sub(r"\$\{\w+:-(.+)\}", r"\1", word) for word in service["command"]])
+    assert service["ports"] == [f"127.0.0.1:{args.port}:{args.port}"]
+    assert [volume.split(":")[1] for volume in service["volumes"]] == [CACHE, str(args.voices)]
+    assert set(service["environment"]) == {TOKEN}
+    assert ("deploy" in service) == (profile == "gpu") == (service["build"] == ".")
+    if profile == "cpu":
+        assert {arg.split("=")[0] for arg in service["build"]["args"]} <= {
+            arg.split("=")[0] for arg in dockerfile("ARG")
+        }
+
+
+def test_everything_that_is_kept_is_below_the_cache():
+    """The models of the hub, the compiled kernel and its verdicts: the rest of the container may be read-only."""
+    code = "import huggingface_hub.constants as hub; from qwen_megakernel.backend import build; "
+    code += "print(hub.HF_HOME, build.cache_root())"
+    kept = {name: value for name, value in os.environ.items() if name not in ("HF_HOME", "TORCH_EXTENSIONS_DIR")}
+    (setting,) = re.findall(r"XDG_CACHE_HOME=\S+", "\n".join(dockerfile("ENV")))
+    environment = kept | dict([setting.split("=")])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == [f"{CACHE}/huggingface", f"{CACHE}/torch_extensions"]
+    assert dockerfile("VOLUME") == [CACHE]
