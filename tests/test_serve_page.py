@@ -1,6 +1,7 @@
 """The page of `serve --ui` in a real browser: what it says is what the engine says, and nobody else gets in by it."""
 
 import base64
+import hashlib
 import json
 import random
 import re
@@ -600,38 +601,68 @@ def test_the_page_may_reach_its_own_server_and_nothing_else(server, browser):
     page.close()
 
 
-SWAGGER = """
-    window.SwaggerUIBundle = async ({ url, dom_id }) => {
-      const told = await (await fetch(url)).json();
-      document.querySelector(dom_id).textContent = Object.keys(told.paths).join(" ");
-      fetch("http://127.0.0.1:9/").catch(() => 0);
-    };
-    SwaggerUIBundle.presets = {};
-"""
+SWAGGER = {
+    "js": b"""
+        window.SwaggerUIBundle = async ({ url, dom_id }) => {
+          const told = await (await fetch(url)).json();
+          document.querySelector(dom_id).textContent = Object.keys(told.paths).join(" ");
+          fetch("http://127.0.0.1:9/").catch(() => 0);
+        };
+    """,
+    "css": b"body { font-size: 7px }",
+}
 
 
-@pytest.mark.parametrize("online", [True, slow_case(False)])
-def test_docs_shows_the_api_and_its_foreign_script_reaches_nobody_else(server, browser, online):
-    """With a script in Swagger UI's place: no test fetches the real one."""
+@pytest.mark.parametrize("there", ["the file", slow_case("another file"), slow_case("nothing")])
+def test_docs_shows_the_api_and_its_foreign_script_reaches_nobody_else(server, browser, there):
+    """With a script in Swagger UI's place, whose digest the page gets: no test fetches the real one."""
     page, asked_for = browser.new_page(), []
     page.add_init_script(WATCH)
     page.on("request", lambda request: asked_for.append(request.url))
+    digests = {kind: base64.b64encode(hashlib.sha384(body).digest()).decode() for kind, body in SWAGGER.items()}
 
-    def answer(route) -> None:
-        kind = "text/css" if route.request.url.endswith(".css") else "text/javascript"
-        route.fulfill(body=SWAGGER * (kind != "text/css"), content_type=kind) if online else route.abort()
+    def show(route) -> None:
+        answer = route.fetch()
+        text, done = re.subn(
+            r"\.(js|css)\" integrity=\"sha384-[\w+/]{64}\"",
+            lambda m: f'.{m[1]}" integrity="sha384-{digests[m[1]]}"',
+            answer.text(),
+        )
+        assert done == 2
+        route.fulfill(response=answer, body=text if there == "the file" else answer.text())
 
-    page.route("https://cdn.jsdelivr.net/**", answer)
+    def give(route) -> None:
+        kind = route.request.url.rpartition(".")[2]
+        headers = {
+            "access-control-allow-origin": "*",
+            "content-type": "text/css" if kind == "css" else "text/javascript",
+        }
+        route.abort() if there == "nothing" else route.fulfill(body=SWAGGER[kind], headers=headers)
+
+    page.route("**/docs", show)
+    page.route("https://cdn.jsdelivr.net/**", give)
     page.goto(f"{server.url}/docs")
-    if online:
+    if there == "the file":
         until(lambda: page.evaluate("violations.length"))  # wait_for_function uses eval, which the policy forbids
         assert page.evaluate("violations") == ["connect-src"]
         assert "/v1/audio/speech /v1/audio/speech/batch /v1/models" in page.inner_text("#swagger-ui")
+        assert page.evaluate("getComputedStyle(document.body).fontSize") == "7px"
     else:
         assert "which needs the internet. /openapi.json says the same" in page.inner_text("#swagger-ui")
     page.close()
     hosts = {url.split("/")[2] for url in asked_for}
     assert hosts == {"cdn.jsdelivr.net", f"127.0.0.1:{server.port}"}
+
+
+def test_docs_takes_two_files_of_one_version_and_no_other(server):
+    """Whatever else that network holds, the page's policy and its digests refuse it."""
+    shown = get(f"{server.url}/docs")
+    files = re.findall(r'"(https:[^"]+)" integrity="sha384-[\w+/]{64}" crossorigin="anonymous"', shown.text)
+    assert [re.sub(r"@\d+\.\d+\.\d+/", "@VERSION/", url) for url in files] == [
+        "https://cdn.jsdelivr.net/npm/swagger-ui-dist@VERSION/swagger-ui.css",
+        "https://cdn.jsdelivr.net/npm/swagger-ui-dist@VERSION/swagger-ui-bundle.js",
+    ]
+    assert sorted(re.findall(r"https:[^\s;]+", shown.headers["content-security-policy"])) == sorted(files)
     assert get(f"{server.url}/docs", headers={"host": "evil.example"}).status_code == 403
 
 
