@@ -10,6 +10,8 @@ OLDEST_PIPECAT := 1.13.0
 PEERS := .venv-peers
 DOCS := .venv-docs
 IMAGE := .venv-image
+RELEASE := .venv-release
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 DEMO_TEXT ?= Hello there. This is the bundled demo voice.
 DEMO_OUTPUT ?= demo.wav
 # No NVIDIA GPU: pin the torch release that has a CPU build, so that no CUDA packages are fetched.
@@ -20,7 +22,7 @@ PINNED = PIP_CONSTRAINT="constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=cons
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PYTHON_IS_NEW := "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 
-.PHONY: demo bot test test-all test-gpu test-ray test-attacks test-image test-compat test-clients soak bench peers kernels emulate lint format docs pictures oracle wheel lock clean
+.PHONY: demo bot test test-all test-gpu test-ray test-attacks test-image test-compat test-clients soak bench peers kernels emulate lint format docs pictures oracle dist test-dist sbom audit wheel lock clean
 
 # `make test` proves each thing once, in minutes; `make test-all` is everything for the CPU.
 test-all: CPU_TESTS = not gpu and not ray and not clients and not attacks and not image
@@ -111,6 +113,40 @@ format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	find csrc -name "*.c*" -o -name "*.h" | xargs $(BIN)/clang-format -i
 
+# Source distribution and wheel of the package, and of each package in integrations/, in dist/: a wheel is made of what its
+# source distribution holds.
+dist: $(RELEASE)/.installed
+	rm -rf dist
+	for project in . $(dir $(wildcard integrations/*/pyproject.toml)); do \
+		$(RELEASE)/bin/python -m build --no-isolation --outdir dist $$project || exit; \
+	done
+	$(RELEASE)/bin/twine check --strict dist/*
+	$(RELEASE)/bin/check-wheel-contents dist/*.whl
+
+# What `make dist` made is installed in empty folders with each of PYTHONS that is here, and speaks there. Minutes for each.
+test-dist: $(RELEASE)/.installed
+	$(RELEASE)/bin/python tools/try_distributions.py $(PYTHONS)
+
+# All that the wheel brings with its extras, as CycloneDX lists it.
+sbom: $(RELEASE)/.installed
+	rm -rf $(RELEASE)/sbom
+	$(RELEASE)/bin/uv venv --quiet $(RELEASE)/sbom
+	$(RELEASE)/bin/uv pip install --quiet --python $(RELEASE)/sbom/bin/python $(addprefix --constraints ,$(CPU_TORCH)) \
+		"$$(ls dist/qwen_megakernel-*.whl)[serve,wyoming,bot,ray]"
+	$(RELEASE)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-file sbom.cdx.json $(RELEASE)/sbom/bin/python
+
+# Known holes, in our workflows and in the packages of .venv. Without an advisory service it fails and says so.
+audit: $(RELEASE)/.installed $(VENV)/.installed
+	$(RELEASE)/bin/zizmor --offline --pedantic .github
+	$(RELEASE)/bin/python tools/audit.py $(BIN)/python
+
+$(RELEASE)/.installed: Makefile
+	$(PYTHON) -m venv $(RELEASE)
+	PIP_CONSTRAINT=constraints.txt $(RELEASE)/bin/python $(INSTALL) hatchling build==1.6.1 twine==7.0.0 \
+		check-wheel-contents==0.6.3 uv==0.13.9 cyclonedx-bom==7.5.0 pip-audit==2.10.1 zizmor==1.32.0
+	@touch $@
+
 wheel: $(VENV)/.installed
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
@@ -188,4 +224,4 @@ $(PEERS)/.installed: Makefile
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(ORACLE) $(COMPAT) $(CLIENTS) $(IMAGE) dist demo.wav .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) $(ORACLE) $(COMPAT) $(CLIENTS) $(IMAGE) $(RELEASE) dist demo.wav .pytest_cache .ruff_cache
