@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import soxr
 
 from qwen_megakernel.errors import AudioError
 from qwen_megakernel.model.audio_file import MAX_CHANNELS, RATES, check_length, read_file
+from qwen_megakernel.model.resample import resample
 
 _LOUDEST = 2.0  # peak; a decoder's overshoot and a hot mix stay below it
 _INT16 = 64, 32_768  # peaks in the range of int16; below it they would be a whisper, or of another range
@@ -99,7 +99,7 @@ def _resampled(samples: np.ndarray, rate: int, sample_rate: int) -> np.ndarray:
     if rate != sample_rate:
         # The reference implementation calls librosa.resample, which is soxr HQ cut or padded to ceil(n * ratio).
         length = math.ceil(len(samples) * sample_rate / rate)
-        samples = soxr.resample(samples, rate, sample_rate, quality="HQ")[:length]
+        samples = resample(samples, rate, sample_rate)[:length]
         samples = np.pad(samples, (0, length - len(samples)))
     return np.ascontiguousarray(samples, dtype=np.float32)
 

@@ -13,10 +13,10 @@ from typing import Literal, Protocol
 
 import numpy as np
 import soundfile
-import soxr
 
 from qwen_megakernel.checkpoint.languages import primary_subtag
 from qwen_megakernel.model.pcm import pcm16, wav_header
+from qwen_megakernel.model.resample import resampler
 
 MEDIA = {
     "mp3": "audio/mpeg",
@@ -138,7 +138,7 @@ class StreamEncoder:
         """
         self._resample = None
         if wanted not in (None, rate):
-            self._resample = soxr.ResampleStream(rate, wanted, 1, dtype="float32", quality="HQ")
+            self._resample = resampler(rate, wanted)
             rate = wanted
         self.heavy = name not in ("wav", "pcm")
         self.streams = name != "flac"  # its header states the length, and many readers refuse a FLAC without it

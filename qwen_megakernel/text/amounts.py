@@ -4,12 +4,10 @@ amount, with its sign, scale, currency and both ends of a range, or none of it."
 import re
 from decimal import Decimal
 
-from num2words import num2words
-
 from qwen_megakernel.text import currency, russian
 from qwen_megakernel.text.agreement import Agreement
 from qwen_megakernel.text.rule import DASH, Around, Kept, Rules, ends_of, keep
-from qwen_megakernel.text.spoken import Spoken
+from qwen_megakernel.text.spoken import Spoken, num2words
 
 _SCALES = {
     "en": "3 K k thousand : thousand, 6 M mn mln MM million : million, 5 lakh : lakh, 7 crore : crore, 9 B bn Bn BN "

@@ -10,7 +10,7 @@ from qwen_megakernel.errors import TextError
 from qwen_megakernel.text.lexicon import Lexicon, LexiconStream
 from qwen_megakernel.text.normalize import NormalizerStream, Silence, is_plain
 from qwen_megakernel.text.pauses import MARKS, Pause, PauseStream, joined
-from qwen_megakernel.text.spoken import language_name
+from qwen_megakernel.text.spoken import language_name, num2words
 from qwen_megakernel.text.stage import FIRST_MARK, has_words, is_mark
 
 log = logging.getLogger(__name__)
@@ -22,9 +22,11 @@ _AT_MARKS = re.compile(f"([{FIRST_MARK}-\U0010ffff])")
 
 
 def check_normalize(normalize: str) -> None:
-    """Raises TextError for a `normalize` that is not in `NORMALIZE`."""
+    """Raises TextError for a `normalize` that is not in `NORMALIZE`, and for "auto" without num2words."""
     if not isinstance(normalize, str) or normalize not in NORMALIZE:
         raise TextError(f"normalize must be one of {', '.join(NORMALIZE)}, got {reprlib.repr(normalize)}")
+    if normalize == "auto" and num2words is None:
+        raise TextError("normalize='auto' needs the package num2words: pip install num2words, or take normalize='off'")
 
 
 class TextFrontEnd:

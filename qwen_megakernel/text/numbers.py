@@ -4,8 +4,6 @@ import re
 import threading
 from functools import cache, partial
 
-from num2words import num2words
-
 from qwen_megakernel.text import (
     amounts,
     chinese,
@@ -26,7 +24,7 @@ from qwen_megakernel.text.european import European
 from qwen_megakernel.text.needed import needs
 from qwen_megakernel.text.rule import Around, Kept, Rules, Say, keep, uncover
 from qwen_megakernel.text.russian import Russian
-from qwen_megakernel.text.spoken import Spoken
+from qwen_megakernel.text.spoken import Spoken, num2words
 from qwen_megakernel.text.stage import is_cjk
 
 _ORDINAL_ENDS = {

@@ -3,11 +3,9 @@ gender. Where they do not, the figure stays."""
 
 import re
 
-from num2words import num2words
-
 from qwen_megakernel.text.european import number_of
 from qwen_megakernel.text.rule import DASH, Around, Kept, Rules, keep
-from qwen_megakernel.text.spoken import Spoken
+from qwen_megakernel.text.spoken import Spoken, num2words
 
 GENITIVE = frozenset(
     "от до около более менее свыше больше меньше с со из без кроме для у после против ради вокруг среди возле старше "

@@ -5,13 +5,16 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
 
-from num2words import num2words
-
 from qwen_megakernel.checkpoint.languages import NAMES, primary_subtag
 from qwen_megakernel.errors import LanguageError
 from qwen_megakernel.text import chinese, currency, korean
 from qwen_megakernel.text.agreement import feminine
 from qwen_megakernel.text.units import UNITS
+
+try:
+    from num2words import num2words
+except ModuleNotFoundError:  # it is under the LGPL, so everything but normalize="auto" works without it
+    num2words = None
 
 _SPANISH_TEENS = dict(
     zip(
