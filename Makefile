@@ -130,7 +130,7 @@ test-dist: $(RELEASE)/.installed
 # All that the wheel brings with its extras, as CycloneDX lists it.
 sbom: $(RELEASE)/.installed
 	rm -rf $(RELEASE)/sbom
-	$(RELEASE)/bin/uv venv --quiet $(RELEASE)/sbom
+	$(RELEASE)/bin/uv venv --quiet --python $(PYTHON) $(RELEASE)/sbom
 	$(RELEASE)/bin/uv pip install --quiet --python $(RELEASE)/sbom/bin/python $(addprefix --constraints ,$(CPU_TORCH)) \
 		"$$(ls dist/qwen_megakernel-*.whl)[serve,wyoming,bot,ray]"
 	$(RELEASE)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \

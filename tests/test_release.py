@@ -122,7 +122,8 @@ def test_a_failed_check_of_the_tag_ends_the_step():
 def test_the_same_pythons_are_promised_and_tested():
     promised = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if "Python :: 3." in c]
     assert PROJECT["requires-python"] == f">={promised[0]}"
-    tested = {name: job["strategy"]["matrix"]["python"] for name, job in jobs().items() if "strategy" in job}
+    matrices = {name: job["strategy"]["matrix"] for name, job in jobs().items() if "strategy" in job}
+    tested = {name: matrix["python"] for name, matrix in matrices.items() if "python" in matrix}
     assert tested == dict.fromkeys(("ci quick", "release test"), promised)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert re.search(r"^PYTHONS \?= (.*)$", makefile, re.M)[1].split() == [f"python{version}" for version in promised]
