@@ -193,7 +193,7 @@ def try_python(python: str, wheel: Path, sdist: Path, folder: Path) -> Iterator[
 
     for companion in wheel.parent.glob("pipecat_qwen_megakernel-*.whl"):
         beside = Place(folder / "companion", python)
-        beside.uv("--find-links", wheel.parent, companion)
+        beside.uv(f"{wheel}[pipecat]", companion)
         beside.imports("pipecat_qwen_megakernel")
         yield f"{companion.name} by uv: import pipecat_qwen_megakernel"
 
