@@ -225,7 +225,7 @@ def read_curve(card: Path, size: str, replicas: Path | None) -> Curve:
         for name, row in said(card, size, "measure_rtf")["results"].items():
             streams, rest = name.split(" ", 1)
             if rest == "streams, chunks of 8":
-                speeds[int(streams)] = int(streams) / row["rtf"]
+                speeds[int(streams)] = int(streams) / row["p50"]
     if not speeds or min(speeds) > 1:
         raise SystemExit(
             f"{card} lacks the speed of one stream; measure_load.py --throughput 1 8 64 --json FILE tells it"
