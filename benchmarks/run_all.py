@@ -49,6 +49,8 @@ GPU = {
 }
 """By name: options, and seconds that one size takes on an H200. {size} is replaced by each size. The most important
 ones come first; behind a comma stands what tells two parts of one benchmark apart."""
+GPUS = {"measure_replicas": ("--size {size} --replicas 1 2 --rates 20 30 40 --clients 8", 150)}
+"""On a machine with several GPUs, besides."""
 CPU = {
     "measure_ttfc": ("--size {size} --utterances 5 --only plain tokens", 20),
     "measure_rtf": ("--size {size} --streams 1 --repeats 1", 15),
@@ -59,7 +61,9 @@ CPU = {
     "measure_serving": ("--size {size} --requests 5", 30),
     "measure_e2e": ("--size {size} --turns 2", 25),
     "measure_batch": ("--size {size} --lines 8 --streams 2 --repeats 1", 40),
+    "measure_drift": ("--minutes 10", 300),
 }
+ALL = GPU | GPUS | CPU
 LATE = "not done in time"
 
 
@@ -116,10 +120,10 @@ def driver_and_clocks() -> dict:
     return dict(zip(asked, told.split(", "), strict=True))
 
 
-def about_this_machine() -> dict:
-    cuda = torch.cuda.is_available()
-    cores = os.cpu_count()
-    told = {"card": torch.cuda.get_device_name() if cuda else f"CPU, {cores} cores", "commit": commit()}
+def about_this_machine(gpus: int) -> dict:
+    cuda, cores = torch.cuda.is_available(), os.cpu_count()
+    card = torch.cuda.get_device_name() if cuda else f"CPU, {cores} cores"
+    told = {"card": f"{gpus} x {card}" if gpus > 1 else card, "commit": commit()}
     told |= {"committed": commit_time(), "date": datetime.date.today().isoformat(), "source": "benchmarks/run_all.py"}
     told |= {"torch": torch.__version__, "python": platform.python_version(), "cores": cores}
     return told | (driver_and_clocks() if cuda else {})
@@ -147,17 +151,18 @@ def continued(path: Path, now: dict, parser: argparse.ArgumentParser) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=above_0, help="end before so many; default: all that was asked for")
-    parser.add_argument("--only", nargs="+", choices=GPU, metavar="PART", help=f"of {'; '.join(GPU)}; default: all")
+    parser.add_argument("--only", nargs="+", choices=ALL, metavar="PART", help=f"of {'; '.join(ALL)}; default: all")
     parser.add_argument("--sizes", nargs="+", choices=("0.6b", "1.7b"), default=["0.6b", "1.7b"])
     parser.add_argument("--peers", default="", help="options for measure_peers.py")
     parser.add_argument("--into", type=Path, metavar="FILE", help="go on with what this file left out")
     parser.add_argument("--output", type=Path, default=HERE / "results", help="folder of a new file")
     args = parser.parse_args()
     began = time.monotonic()
-    table, sizes = (GPU, args.sizes) if torch.cuda.is_available() else (CPU, ["demo"])
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    table, sizes = (GPU if gpus == 1 else GPU | GPUS, args.sizes) if gpus else (CPU, ["demo"])
     if unfit := set(args.only or ()) - table.keys():
-        parser.error(f"{', '.join(sorted(unfit))}: not for this machine, which has no CUDA GPU")
-    told = about_this_machine() | {"left_out": [], "benchmarks": {}}
+        parser.error(f"{', '.join(sorted(unfit))}: not for this machine, which has {gpus or 'no'} CUDA GPU(s)")
+    told = about_this_machine(gpus) | {"left_out": [], "benchmarks": {}}
     path = args.into or args.output / f"{re.sub('[^a-z0-9]+', '-', told['card'].lower())}-{told['commit']}.json"
     asked = [(part, size) for part in table for size in sizes]
     if args.into:
