@@ -90,7 +90,7 @@ def test_a_fleet_s_largest_rate_keeps_to_the_target(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "options, why",
     [
-        ("--size 1.7b --check line.json", "is of size 0.6b"),
+        ("--size 1.7b --card line.json", "is of size 0.6b"),
         ("--card line.json", "lacks the speed of one stream"),
         ("--card missing.json", "is not what measure_load.py or run_all.py wrote"),
     ],

@@ -155,9 +155,9 @@ class Sheet:
             return f"Not measured since the last change of speed, {self.results.speed[0]}."
         self.shown.append(file)
         folder = "pictures" if self.up else "docs/pictures"
-        lines = [f'<picture><source media="(prefers-color-scheme: dark)" srcset="{folder}/{name}-dark.svg">']
-        lines += [f'<img src="{folder}/{name}-light.svg" alt="{chart.alt}"></picture>', "", self.caption()]
-        return "\n".join(lines)
+        dark = f'<source media="(prefers-color-scheme: dark)" srcset="{folder}/{name}-dark.svg">'
+        light = f'<img src="{folder}/{name}-light.svg" alt="{chart.alt}">'
+        return f"<picture>{dark}{light}</picture><br>\n{self.caption()}"
 
 
 def newest(results: Results, chart: Chart) -> File | None:
