@@ -19,6 +19,7 @@ median of all pieces.
 
 import argparse
 import json
+import math
 import random
 import statistics
 import time
@@ -40,6 +41,7 @@ WINDOW_S, HOP_S = 0.04, 0.02
 LOWEST_HZ, HIGHEST_HZ = 60, 400
 VOICED = 0.5
 """Least share of a window's energy that its autocorrelation has at the pitch."""
+NEARLY = 0.9
 QUIET = 0.1
 """A window is silent below this share of the loudest one's amplitude."""
 UNITS = {"pace": "ms a character", "pitch": "Hz", "loudness": "LUFS"}
@@ -71,11 +73,15 @@ def pitch_hz(samples: np.ndarray, rate: int) -> float | None:
     # The window itself makes later values smaller: they are divided by its own autocorrelation.
     window = np.fft.rfft(np.hanning(size), 2 * size)
     correlation /= np.maximum(np.fft.irfft(window * window.conj())[:size], 1e-9)
-    lags = slice(round(rate / HIGHEST_HZ), round(rate / LOWEST_HZ))
-    whole = np.maximum(correlation[:, 0], 1e-12)
-    best = correlation[:, lags].argmax(1) + lags.start
-    voiced = correlation[np.arange(len(best)), best] > VOICED * whole
-    return float(rate / np.median(best[voiced])) if voiced.any() else None
+    shares = correlation / np.maximum(correlation[:, :1], 1e-12)
+    shortest = round(rate / HIGHEST_HZ)
+    shares = shares[:, shortest - 1 : round(rate / LOWEST_HZ) + 1]
+    inner = shares[:, 1:-1]
+    # Several periods are as alike as one: the first peak counts that is nearly as high as the highest.
+    high = np.maximum(VOICED, NEARLY * inner.max(1, keepdims=True))
+    peaks = (inner > high) & (inner >= shares[:, :-2]) & (inner > shares[:, 2:])
+    lags = shortest + peaks.argmax(1)[peaks.any(1)]
+    return float(rate / np.median(lags)) if len(lags) else None
 
 
 def loudness_lufs(samples: np.ndarray, rate: int) -> float | None:
@@ -99,13 +105,11 @@ def measured(samples: np.ndarray, rate: int, characters: int, at_s: float) -> di
     }
 
 
-def semitones(one: float, other: float) -> float:
-    return 12 * float(np.log2(other / one))
-
-
 def scaled(name: str, value: float) -> float:
-    """Differences of such values are per cent, semitones or LU, for small changes."""
-    return {"pace": 100 * float(np.log(value)), "pitch": semitones(1.0, value), "loudness": value}[name]
+    """Differences of such values are per cent (of small changes), semitones or LU."""
+    if name == "pace":
+        return 100 * math.log(value)
+    return 12 * math.log2(value) if name == "pitch" else value
 
 
 def changes(rows: list[dict]) -> dict[str, dict[str, float]]:

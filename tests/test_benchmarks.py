@@ -9,9 +9,12 @@ import runpy
 import shutil
 import subprocess
 import sys
+from itertools import islice, product
 from pathlib import Path
 
 import common
+import measure_drift
+import numpy as np
 import peers
 import pytest
 import run_all
@@ -218,6 +221,53 @@ def test_endings_are_told_in_tables_and_one_line():
     assert [row["utterances"] for row in told["as_it_is"].values()] == [1] * 4
     assert sum(sum(row["ends"].values()) for row in told["suppressed"].values()) == 1
     assert "false ends" in done.stdout and "seconds behind" in done.stdout
+
+
+@pytest.mark.slow
+def test_listeners_of_a_server_are_counted():
+    command = [sys.executable, str(BENCHMARKS / "measure_listeners.py"), "--size", "demo", "--device", "cpu"]
+    command += "--rates 4 --live 1 --seconds 2 --slots 2 --clients 1".split()
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout.splitlines()[-1])["results"]
+    assert [(row["way"], "live" in row) for row in rows] == list(product(("HTTP", "WebSocket"), (False, True)))
+    for row in rows:
+        assert row["refused"] or row["heard_s"] == pytest.approx(5.04), "a socket's numbers of contexts are no sound"
+        assert 0 <= row["without_gap"] <= 1 and row["p95"] >= row["p50"] > 0
+
+
+def test_a_voice_that_changes_is_told(fresh_seed):
+    """Of tones whose pitch, pace and loudness are known."""
+    rng, rate = np.random.default_rng(fresh_seed), 24000
+    rows, at_s = [], 0.0
+    for i in range(20):
+        hz, seconds = 150 * 2 ** (i / 19 / 12), 3 * 1.1 ** (i / 19)  # a semitone higher, a tenth slower, 6 dB softer
+        time = np.arange(int(seconds * rate)) / rate
+        tone = sum(np.sin(2 * np.pi * k * hz * time) / k for k in range(1, 6)) * 0.2 * 0.5 ** (i / 19)
+        samples = (tone + rng.normal(0, 1e-3, len(time))).astype(np.float32)
+        rows.append(measure_drift.measured(samples, rate, 50, at_s))
+        at_s += seconds
+    assert rows[0]["pitch"] == pytest.approx(150, rel=0.01)
+    told = measure_drift.changes(rows)
+    assert told["drift"]["pitch"] == pytest.approx(1, abs=0.15)
+    assert told["drift"]["pace"] == pytest.approx(9.5, abs=0.5) and told["drift"]["loudness"] == pytest.approx(
+        -6, abs=0.3
+    )
+    assert told["error"]["loudness"] < 0.2 and told["within"]["pitch"] == pytest.approx(0, abs=0.1)
+
+
+def test_the_text_of_a_drift_is_cut_as_books_are():
+    sentences = list(islice(measure_drift.pieces_of(None, 120, 1), 60))
+    assert max(map(len, sentences)) <= 120 and len(set(sentences)) == 60, "in a new order each time"
+    assert list(measure_drift.pieces_of("One.\nTwo.\n\nThree.", 300, 1)) == ["One. Two.", "Three."]
+
+
+@pytest.mark.slow
+def test_a_drift_is_told_in_a_table_and_one_line():
+    command = [sys.executable, str(BENCHMARKS / "measure_drift.py"), "--device", "cpu"]
+    done = subprocess.run([*command, *"--minutes 0.1 --piece 60".split()], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["seconds"] >= 6 and set(told["results"]["drift"]) == {"pace", "pitch", "loudness"}
+    assert "minutes of speech" in done.stdout
 
 
 @pytest.mark.slow

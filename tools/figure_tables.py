@@ -27,7 +27,8 @@ SIZES = ("0.6b", "1.7b")
 @dataclass(frozen=True)
 class Table:
     """Rows and columns by their labels. Each holds fields; together they give a cell its `card`, its `path` (PART >
-    SIZE > key > ..., with fields in braces), its `form`, and a `scale`. `comparison`: with others, so never old."""
+    SIZE > key > ..., with fields in braces) and its `form`. `comparison`: with others, so never old. `timed`: a
+    change of speed makes it old."""
 
     head: str
     columns: dict[str, dict]
@@ -35,6 +36,7 @@ class Table:
     path: str = ""
     form: str = ".2f"
     comparison: bool = False
+    timed: bool = True
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,21 @@ TABLES = {
                 "gaps that listeners heard": "gaps",
             }.items()
         },
+    ),
+    "change of voice": Table(
+        head="demo voice, CPU",
+        path="measure_drift > demo > results > {of} > {what}",
+        form="+.2f",
+        columns={
+            "from beginning to end": {"of": "drift"},
+            "standard error": {"of": "error", "form": ".2f"},
+            "within an utterance": {"of": "within"},
+        },
+        rows={
+            label: {"card": "CPU", "what": what}
+            for label, what in {"pace, %": "pace", "pitch, semitones": "pitch", "loudness, LU": "loudness"}.items()
+        },
+        timed=False,
     ),
 }
 

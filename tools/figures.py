@@ -54,13 +54,6 @@ class File:
         return found
 
 
-def shown(value: float | str | None, form: str, scale: float = 1, **_fields) -> str:
-    """A value in a cell."""
-    if value is None:
-        return NOTHING
-    return format(value if isinstance(value, str) else scale * value, form)
-
-
 class Results:
     """All files, and when speed last changed."""
 
@@ -111,7 +104,8 @@ class Sheet:
             if any(value is not None for value in values):
                 if file not in self.shown:
                     self.shown.append(file)
-                return ", ".join(shown(value, **fields) for value in values), file
+                texts = [NOTHING if value is None else format(value, fields["form"]) for value in values]
+                return ", ".join(texts), file
         return NOTHING, None
 
     def table(self, table: Table) -> str:
@@ -178,7 +172,7 @@ def page(results: Results, name: str, text: str) -> tuple[str, list[Sheet]]:
         what = mark[2]
         if what not in TABLES and what not in CHARTS:
             raise SystemExit(f"{name}: figure_tables.py has no table or chart {what!r}")
-        sheets.append(Sheet(results, name, timed=what in TABLES or CHARTS[what].timed))
+        sheets.append(Sheet(results, name, (TABLES | CHARTS)[what].timed))
         made = sheets[-1].table(TABLES[what]) if what in TABLES else sheets[-1].picture(what, CHARTS[what])
         return f"{mark[1]}{made}\n{mark[3]}"
 
