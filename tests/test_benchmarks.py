@@ -9,7 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
 
 import common
@@ -226,12 +226,12 @@ def test_endings_are_told_in_tables_and_one_line():
 @pytest.mark.slow
 def test_listeners_of_a_server_are_counted():
     command = [sys.executable, str(BENCHMARKS / "measure_listeners.py"), "--size", "demo", "--device", "cpu"]
-    command += "--rates 4 --live 1 --seconds 2 --slots 2 --clients 1".split()
+    command += "--rates --live 1 --seconds 1 --slots 2 --clients 1".split()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows = json.loads(done.stdout.splitlines()[-1])["results"]
-    assert [(row["way"], "live" in row) for row in rows] == list(product(("HTTP", "WebSocket"), (False, True)))
+    assert [(row["way"], row["live"], row["n"]) for row in rows] == [("HTTP", 1, 2), ("WebSocket", 1, 2)]
     for row in rows:
-        assert row["refused"] or row["heard_s"] == pytest.approx(5.04), "a socket's numbers of contexts are no sound"
+        assert row["heard_s"] == pytest.approx(5.04), "a socket's numbers of contexts are no sound"
         assert 0 <= row["without_gap"] <= 1 and row["p95"] >= row["p50"] > 0
 
 

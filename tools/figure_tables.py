@@ -129,6 +129,13 @@ TABLES = {
             }
         ),
     ),
+    "prompts": Table(
+        head="prompt, ms",
+        path="measure_decode > {size} > results > kernel, prefill of {rows} rows > p50",
+        form=".3f",
+        columns={f"{rows} rows": {"rows": rows} for rows in (8, 10, 16, 40)},
+        rows=models(),
+    ),
     "first audio": Table(
         head="p50, p95, p99, ms",
         path=FIRST_AUDIO,
