@@ -22,7 +22,7 @@ PINNED = PIP_CONSTRAINT="constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=cons
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PYTHON_IS_NEW := "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 
-.PHONY: demo bot test test-all test-gpu test-ray test-attacks test-image test-compat test-clients soak bench peers kernels emulate lint format docs pictures oracle dist test-dist sbom audit wheel lock clean
+.PHONY: demo bot test test-all test-gpu test-ray test-attacks test-image test-compat test-clients soak bench figures peers kernels emulate lint format docs pictures oracle dist test-dist sbom audit wheel lock clean
 
 # `make test` proves each thing once, in minutes; `make test-all` is everything for the CPU.
 test-all: CPU_TESTS = not gpu and not ray and not clients and not attacks and not image
@@ -71,10 +71,13 @@ test-clients: $(CLIENTS)/.installed
 soak: $(VENV)/.installed
 	SOAK_SECONDS=300 $(BIN)/python -m pytest -m "not gpu and not ray and not clients and not attacks and not image" -k soak
 
-# Everything in benchmarks/ that this machine can run, the peers too behind `make peers`. Long on a GPU;
-# `run_all.py --quick` is shorter.
+# All that README and docs/ show, the peers too behind `make peers`: half an hour on a GPU. MINUTES: end before so many.
 bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/run_all.py
+	$(BIN)/python benchmarks/run_all.py $(if $(MINUTES),--minutes $(MINUTES))
+
+# The measured tables of README and docs/, and the charts, from benchmarks/results/.
+figures: $(VENV)/.installed
+	$(BIN)/python tools/figures.py
 
 # What measure_peers.py compares with, in an environment of its own; it speaks on a CUDA GPU only.
 peers: $(PEERS)/.installed
@@ -99,7 +102,7 @@ lint: $(VENV)/.installed
 docs: $(DOCS)/.installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet --site-dir site
 
-# The pictures of the documents, for light pages and for dark ones. It needs a chromium.
+# The documents' pictures of pages, and a diagram, for light pages and for dark ones. It needs a chromium.
 pictures: $(VENV)/.installed
 	$(BIN)/python tools/pictures.py
 

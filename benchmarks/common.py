@@ -3,11 +3,13 @@
 import argparse
 import asyncio
 import contextlib
+import datetime
 import functools
 import math
 import os
 import platform
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,6 +35,7 @@ CLAIMED = (
 )
 
 MODELS = "BENCHMARK_MODELS"
+UTC = "%Y-%m-%dT%H:%M:%SZ"
 H200_TB_S = 4.67  # measured: bulk copies of 16 KB by 128 blocks
 
 
@@ -43,18 +46,25 @@ def machine() -> str:
     return f"{gpu}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
+def _git(*command: str) -> str:
+    """What git says in this file's repository; "" if it is not installed or there is no repository."""
+    try:
+        return subprocess.run(("git", *command), capture_output=True, text=True, cwd=Path(__file__).parent).stdout
+    except OSError:
+        return ""
+
+
 def commit() -> str:
     """The commit of this file's repository; "-dirty": with uncommitted changes other than benchmark results."""
-
-    def git(*command: str) -> str:
-        return subprocess.run(("git", *command), capture_output=True, text=True, cwd=Path(__file__).parent).stdout
-
-    try:
-        name = git("rev-parse", "--short", "HEAD").strip()
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude)results")
-    except OSError:  # git is not installed
-        return "unknown"
+    name = _git("rev-parse", "--short", "HEAD").strip()
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude)results")
     return name + ("-dirty" if changed else "") if name else "unknown"
+
+
+def commit_time() -> str:
+    """When that commit was made, in UTC, such as "2026-11-25T20:44:42Z"."""
+    stamp = _git("show", "-s", "--format=%ct", "HEAD").strip()
+    return datetime.datetime.fromtimestamp(int(stamp), datetime.UTC).strftime(UTC) if stamp else "unknown"
 
 
 @contextlib.contextmanager
@@ -173,6 +183,11 @@ def server(model: str, *options: str) -> Iterator[str]:
 
 def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """What the last lines say of a repeated measurement."""
+    return {"p50": statistics.median(values), "p95": quantile(values, 0.95), "n": len(values)}
 
 
 def floors_ms(config: ModelConfig) -> dict[str, float]:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import soundfile
-from common import about, commit, machine, positive, quantile, random_model, server
+from common import about, commit, machine, positive, random_model, server, spread
 
 from qwen_megakernel.check.bench import sentence
 
@@ -80,8 +80,8 @@ def main() -> None:
     print(f"{machine()}, commit {commit()}, {Path(folder).name}, {args.requests} recordings of {args.seconds} s")
     print(f"{'first audio':20}  p50 ms     max")
     for way, took in times.items():
-        print(f"{way:20}{quantile(took, 0.5):8.1f}{max(took):8.1f}")
-    print(json.dumps(about(args.size) | {"results": {way: quantile(took, 0.5) for way, took in times.items()}}))
+        print(f"{way:20}{spread(took)['p50']:8.1f}{max(took):8.1f}")
+    print(json.dumps(about(args.size) | {"results": {way: spread(took) for way, took in times.items()}}))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import json
 import time
 
 import torch
-from common import about, build_with, commit, machine, positive, read_ms
+from common import about, build_with, commit, machine, positive, read_ms, spread
 
 from qwen_megakernel.backend import build
 from qwen_megakernel.backend.megakernel import STAGES, MegakernelFrameDecoder
@@ -110,11 +110,12 @@ def main() -> None:
 
     def report(label: str, t: torch.Tensor, floor: float = floor, columns: int = 0) -> None:
         """columns: how many streams' frames were timed; 0: no frames were made."""
-        median, p95 = float(t.median()), float(t.quantile(0.95))
-        results[label] = {"median_ms": median, "p95_ms": p95, "floor_ms": floor, "of_floor": floor / median}
-        told = f"{label:36}  {median:9.3f}  {p95:7.3f}  {floor:8.3f}  {floor / median:8.0%}"
+        row = results[label] = spread(t.tolist())
+        median = row["p50"]
+        row |= {"floor_ms": floor, "of_floor": floor / median}
+        told = f"{label:36}  {median:9.3f}  {row['p95']:7.3f}  {floor:8.3f}  {floor / median:8.0%}"
         if columns:
-            frames_s = results[label]["frames_s"] = columns * 1000 / median
+            frames_s = row["frames_s"] = columns * 1000 / median
             told += f"  {frames_s:8,.0f} {16 * frames_s:8,.0f}"
         print(told)
 

@@ -14,11 +14,10 @@ import asyncio
 import contextlib
 import json
 import random
-import statistics
 import sys
 import time
 
-from common import about, above_0, commit, first_audio_floor_ms, machine, positive, quantile, random_model
+from common import about, above_0, commit, first_audio_floor_ms, machine, positive, random_model, spread
 from listener import PacedOutput
 from loguru import logger
 from pipecat.frames.frames import (
@@ -130,14 +129,12 @@ def main() -> None:
             print(f"{'':12}{''.join(f'{head:>10}' for head in heads)}{'gaps':>6}")
             for mode in (TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN):
                 figures = asyncio.run(converse(engine, args, mode))
-                wait, llm, ours = figures["wait"], statistics.median(figures["llm"]), figures["ours"]
-                row = {"wait_p50": statistics.median(wait), "wait_p95": quantile(wait, 0.95), "llm_p50": llm}
-                row |= {"ours_p50": statistics.median(ours), "ours_p95": quantile(ours, 0.95)}
-                row["x_floor"] = row["ours_p50"] / floor
-                row["gaps"] = int(sum(figures["gaps"]))
-                results[mode.value] = row
-                cells = "".join(f"{row[key]:10.1f}" for key in row if key != "gaps")
-                print(f"{mode.value:12}{cells}{row['gaps']:6}", flush=True)
+                row = {name: spread(figures[name]) for name in ("wait", "llm", "ours")}
+                x_floor, gaps = row["ours"]["p50"] / floor, int(sum(figures["gaps"]))
+                results[mode.value] = row | {"x_floor": x_floor, "gaps": gaps}
+                cells = [row["wait"]["p50"], row["wait"]["p95"], row["llm"]["p50"], row["ours"]["p50"]]
+                cells += [row["ours"]["p95"], x_floor]
+                print(f"{mode.value:12}{''.join(f'{cell:10.1f}' for cell in cells)}{gaps:6}", flush=True)
         finally:
             asyncio.run(MegakernelTTSService.shutdown(engine))
     print(json.dumps(about(args.size) | {"floor_ms": floor, "results": results}))

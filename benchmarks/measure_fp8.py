@@ -26,7 +26,7 @@ import statistics
 from pathlib import Path
 
 import torch
-from common import build_with, commit, machine, positive, read_ms
+from common import build_with, commit, machine, positive, read_ms, spread
 from measure_decode import Frames, times_ms
 from recogniser import INSTALLED, heard_words
 from torch import Tensor
@@ -177,7 +177,7 @@ def show_errors(label: str, config: ModelConfig, tensors: Tensors, *utterance) -
     of_weights = weight_errors(tensors)
     print("  relative error of the weights: " + ", ".join(f"{part} {e:.2%}" for part, e in of_weights.items()))
     print(f"  {'':16}" + "".join(f"{column:>17}" for column in COLUMNS))
-    results: dict = {"weights": of_weights}
+    results: dict = {"frames": len(utterance.codes), "weights": of_weights}
     for weights, parts in WEIGHTS.items():
         dtype = torch.float32 if parts else torch.bfloat16
         row = results[weights] = utterance.compare(utterance.force(quantized(tensors, parts), dtype), exact)
@@ -225,14 +225,15 @@ def show_speed(label: str, config: ModelConfig, columns: list[int], device: torc
         sampling = SamplingParams(seed=1).over(config.sampling)
         kernel = MegakernelFrameDecoder(config, stored, slots=max(columns), max_positions=512)
         frames = Frames(kernel, config, sampling)
-        ms = [float(frames.times_ms(count, 200, 200).median()) for count in columns]
+        ms = [spread(frames.times_ms(count, 200, 200).tolist()) for count in columns]
         memory = kernel.weight_bytes
         alone = weights_alone_ms(config, stored)
         _, read = weight_bytes({name: t.nbytes for name, t in stored.items()})
         floor = read_ms(read)
         results[weights] = {"ms": dict(zip(columns, ms, strict=True)), "alone_ms": alone, "floor_ms": floor}
         results[weights] |= {"bytes": read, "memory": memory}
-        shown = "".join(f"{value:14.3f}" for value in (*ms, floor)) + f"{floor / ms[0]:14.0%}{alone:14.3f}"
+        medians = [row["p50"] for row in ms]
+        shown = "".join(f"{value:14.3f}" for value in (*medians, floor)) + f"{floor / medians[0]:14.0%}{alone:14.3f}"
         print(f"  {weights:16}{shown}{read / 1e9:14.2f}{memory / 1e9:14.2f}", flush=True)
         del kernel, frames
         torch.cuda.empty_cache()

@@ -13,6 +13,8 @@ hears a gap: an underrun.
     rates       requests a second, at random times, however many are still open
     live        that many listeners, each with one utterance after the other, starting at random times
     throughput  that many utterances always open, without listeners: seconds of audio a second
+
+The last line's "without_gap" is the share of requests that were answered and whose listener heard no gap.
 """
 
 import argparse
@@ -122,7 +124,8 @@ def summary(clients: list[Client]) -> dict:
     row = {f"p{int(100 * share)}": quantile(ttfc, share) for share in (0.5, 0.95, 0.99)} if heard else {}
     counts = {"n": len(clients), "refused": sum(client.refused for client in clients)}
     underruns = sum(bool(client.gaps) for client in heard)
-    return row | counts | {"underruns": underruns, "gaps": len(gaps), "worst_gap_ms": 1000 * max(gaps, default=0.0)}
+    counts |= {"underruns": underruns, "without_gap": (len(heard) - underruns) / len(clients)}
+    return row | counts | {"gaps": len(gaps), "worst_gap_ms": 1000 * max(gaps, default=0.0)}
 
 
 def time_collections() -> list[float]:
@@ -140,30 +143,27 @@ def time_collections() -> list[float]:
     return times
 
 
-def draw(target: str, file: str) -> None:
-    """Of what run_all.py wrote: sizes measured on one machine at one commit."""
-    try:
-        told = json.loads(Path(file).read_text())
-        sizes = [size["said"] for size in told["benchmarks"]["measure_load"].values()]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise SystemExit(f"{file} is not what run_all.py wrote: {error!r}") from None
+def draw(target: str, told: dict) -> None:
+    """Of a file of run_all.py: sizes measured on one machine at one commit."""
+    sizes = {size: row["said"] for size, row in told["benchmarks"]["measure_load"].items() if "said" in row}
     charts.draw(target, lambda pyplot, colours: paint(pyplot, colours, told, sizes))
 
 
-def paint(pyplot: ModuleType, colours: dict[str, str], told: dict, sizes: list[dict]):
+def paint(pyplot: ModuleType, colours: dict[str, str], told: dict, sizes: dict[str, dict]):
     """The figure for `charts.draw`."""
     figure, axes = pyplot.subplots(figsize=(8, 4))
-    for size, use in zip(sizes, ("ours", "mark"), strict=False):
-        rows = sorted((row for row in size["results"] if "rate" in row), key=lambda row: row["rate"])
+    for (size, said), use in zip(sizes.items(), ("ours", "mark"), strict=False):
+        rows = sorted((row for row in said["results"] if "rate" in row), key=lambda row: row["rate"])
         rates = [row["rate"] for row in rows]
         for share, style in (("p95", "-"), ("p50", ":")):
             times = [row[share] for row in rows]
             axes.plot(rates, times, style, marker="o", color=colours[use])
             end = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
-            axes.annotate(f"{size['size'].upper()}, {share}", (rates[-1], times[-1]), color=colours[use], **end)
+            axes.annotate(f"{size.upper()}, {share}", (rates[-1], times[-1]), color=colours[use], **end)
     axes.set(xlabel="requests a second, 5 s of speech each", ylabel="time to first audio, ms", xlim=0, ylim=0)
-    card = told["machine"].split(",")[0]
-    axes.set_title(f"One {card}, commit {told['commit']}, random weights, open-loop Poisson arrivals", fontsize=10)
+    axes.set_title(
+        f"One {told['card']}, commit {told['commit']}, random weights, open-loop Poisson arrivals", fontsize=10
+    )
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -188,7 +188,11 @@ def main() -> None:
     if args.draw:
         if args.file is None:
             parser.error("--draw needs a file that run_all.py wrote")
-        draw(args.draw, args.file)
+        try:
+            told = json.loads(Path(args.file).read_text())
+            draw(args.draw, told)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise SystemExit(f"{args.file} is not what run_all.py wrote: {error!r}") from None
         return
     results = []
     with random_model(args.size) as folder:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from common import about, commit, machine, positive, quantile, random_model, server
+from common import about, commit, machine, positive, random_model, server, spread
 from measure_load import FRAME_S, FRAMES, Client
 
 from qwen_megakernel import TTSEngine
@@ -52,7 +52,7 @@ async def over_http(port: int, model: str, count: int, seconds: float) -> dict[s
         writer.close()
 
     await asyncio.gather(*(one_after_the_other() for _ in range(count)))
-    return {"p50": quantile(firsts, 0.5), "p95": quantile(firsts, 0.95), "audio_s": spoken / seconds}
+    return spread(firsts) | {"audio_s": spoken / seconds}
 
 
 def in_process(engine: TTSEngine, count: int, seconds: float) -> dict[str, float]:
@@ -68,7 +68,7 @@ def in_process(engine: TTSEngine, count: int, seconds: float) -> dict[str, float
         time.sleep(0.0005)
     firsts = [1000 * (one.first - one.due) for one in (*over, *clients) if one.first and one.due > begin]
     spoken = sum(s for one in (*over, *clients) for at, s in one.heard if begin < at < end)
-    return {"p50": quantile(firsts, 0.5), "p95": quantile(firsts, 0.95), "audio_s": spoken / seconds}
+    return spread(firsts) | {"audio_s": spoken / seconds}
 
 
 def main() -> None:

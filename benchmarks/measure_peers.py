@@ -53,7 +53,7 @@ def row(name: str, told: dict, floor: float) -> str:
     frame = told["frame_ms"]
     cells = [f"{frame:9.2f}{floor / frame:6.0%}" if frame else f"{'':15}"]
     for values, form in ((told["ttfc_ms"], "8.1f"), (told["rtf"], "8.3f")):
-        cells += [f"{values[key]:{form}}" if key in values else f"{'':8}" for key in KEYS]
+        cells += [f"{values[key]['p50']:{form}}" if key in values else f"{'':8}" for key in KEYS]
     return f"{name:28}{''.join(cells)}" + (f"{told['memory_gb']:8.1f}" if told["memory_gb"] is not None else "")
 
 
@@ -61,14 +61,11 @@ def label(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 1 else f"{value:.3g}"
 
 
-def draw(target: str, file: str) -> None:
-    try:
-        told = json.loads(Path(file).read_text())
-        peers = list(told["peers"].items())[::-1]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise SystemExit(f"{file} is not what --json wrote: {error!r}") from None
+def draw(target: str, told: dict) -> None:
+    """Of a last line."""
+    peers = list(told["peers"].items())[::-1]
     if not peers:
-        raise SystemExit(f"{file}: nothing was measured")
+        raise SystemExit("nothing was measured")
     charts.draw(target, lambda pyplot, colours: paint(pyplot, colours, told, peers))
 
 
@@ -76,8 +73,10 @@ def paint(pyplot: ModuleType, colours: dict[str, str], told: dict, peers: list[t
     """The figure for `charts.draw`; the last of `peers` is at the top."""
     panels = {
         "a frame of 16 codes, ms": [peer["frame_ms"] for _, peer in peers],
-        "text to first audio, ms": [min(peer["ttfc_ms"].values()) for _, peer in peers],
-        "real-time factor, vocoder included": [peer["rtf"].get("1", peer["rtf"].get("whole")) for _, peer in peers],
+        "text to first audio, ms": [min(row["p50"] for row in peer["ttfc_ms"].values()) for _, peer in peers],
+        "real-time factor, vocoder included": [
+            peer["rtf"].get("1", peer["rtf"].get("whole"))["p50"] for _, peer in peers
+        ],
     }
     figure, axes = pyplot.subplots(1, 3, figsize=(9, 0.8 + 0.42 * len(peers)), sharey=True)
     for axis, (title, values) in zip(axes, panels.items(), strict=True):
@@ -113,7 +112,11 @@ def main() -> int:
     if args.draw:
         if args.file is None:
             parser.error("--draw needs a file that --json wrote")
-        draw(args.draw, args.file)
+        try:
+            told = json.loads(Path(args.file).read_text())
+            draw(args.draw, told)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise SystemExit(f"{args.file} is not what --json wrote: {error!r}") from None
         return 0
     names = [name for name in ENGINES if name != "server"] if torch.cuda.is_available() else OURS[1:]
     with random_model(args.size) as folder:

@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 
-from common import about, commit, machine, positive, quantile, random_model
+from common import about, commit, machine, positive, quantile, random_model, spread
 from listener import PacedOutput
 from loguru import logger
 from pipecat.frames.frames import EndFrame, InterruptionFrame, TTSSpeakFrame
@@ -43,10 +43,7 @@ class Figures:
         self.values.setdefault(name, []).append(1000 * seconds)
 
     def summary(self) -> dict[str, dict[str, float]]:
-        return {
-            name: {"p50": statistics.median(v), "p99": quantile(v, 0.99), "max": max(v), "n": len(v)}
-            for name, v in self.values.items()
-        }
+        return {name: spread(v) | {"p99": quantile(v, 0.99), "max": max(v)} for name, v in self.values.items()}
 
 
 async def watch_loop(figures: Figures, name: str) -> None:

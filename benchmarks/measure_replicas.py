@@ -10,17 +10,13 @@ TTFC runs from the moment a request was due to its first audio in the client's h
 """
 
 import argparse
-import asyncio
 import json
 import multiprocessing
 import os
-import random
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import aiohttp
 from common import (
     about,
     above_0,
@@ -29,71 +25,17 @@ from common import (
     free_port,
     machine,
     positive,
-    quantile,
     random_model,
     server,
     wait_until_ready,
 )
+from measure_listeners import crowd, poisson
 
-from qwen_megakernel.check.bench import sentence
 from qwen_megakernel.checkpoint.config import ModelConfig
 
 POSITIONS = 80  # of a slot: the prompt and about 63 frames
-BYTES_A_SECOND = 2 * 24_000
+WORDS = 6  # of a text
 SHARE = 0.95  # of N times one replica's rate
-
-
-async def listen(session: aiohttp.ClientSession, url: str, model: str, due: float) -> dict:
-    """One request: seconds from `due` to its first audio and to its end, seconds of audio, and the longest gap."""
-    text = " ".join(sentence().split()[:6])
-    body = {"model": model, "input": text, "response_format": "pcm", "seed": random.randrange(2**31)}
-    first = runs_out = gap = heard = 0.0
-    async with session.post(url, json=body) as response:
-        replica = response.headers.get("X-Replica", "")
-        if response.status != 200:
-            return {"status": response.status, "replica": replica}
-        async for data in response.content.iter_any():
-            now = time.perf_counter()
-            if not first:
-                first = runs_out = now
-            gap, runs_out = max(gap, now - runs_out), max(now, runs_out)
-            runs_out += len(data) / BYTES_A_SECOND
-            heard += len(data) / BYTES_A_SECOND
-    told = {"status": 200, "replica": replica, "ttfc": first - due, "end": time.perf_counter() - due}
-    return told | {"heard": heard, "gap": gap}
-
-
-async def visit(url: str, model: str, dues: list[float]) -> list[dict]:
-    async def come(due: float) -> dict:
-        await asyncio.sleep(due - time.perf_counter())
-        return await listen(session, url, model, due)
-
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        return await asyncio.gather(*(come(due) for due in dues))
-
-
-def visitor(url: str, model: str, dues: list[float]) -> list[dict]:
-    random.seed()
-    return asyncio.run(visit(url, model, dues))
-
-
-def load(pool, processes: int, url: str, model: str, rate: float, seconds: float) -> dict:
-    dues, now = [[] for _ in range(processes)], 0.0
-    began = time.perf_counter() + 0.5
-    while (now := now + random.expovariate(rate)) < seconds:
-        random.choice(dues).append(began + now)
-    told = sum(pool.starmap(visitor, [(url, model, mine) for mine in dues]), [])
-    good = [one for one in told if one["status"] == 200]
-    if not good:
-        raise SystemExit(f"none of {len(told)} requests was answered with audio: {told[:3]}; give more --seconds")
-    row = {f"p{int(100 * share)}": 1000 * quantile([one["ttfc"] for one in good], share) for share in (0.5, 0.95, 0.99)}
-    row |= {"n": len(told), "refused": len(told) - len(good), "underruns": sum(one["gap"] > 0 for one in good)}
-    replicas = {}
-    for one in good:
-        replicas[one["replica"]] = replicas.get(one["replica"], 0) + 1
-    said_s = quantile([one["end"] for one in good], 0.5)
-    return row | {"heard_s": quantile([one["heard"] for one in good], 0.5), "said_s": said_s,
-                  "answered": sorted(replicas.values())}  # fmt: skip
 
 
 @contextmanager
@@ -139,11 +81,11 @@ def main() -> None:
         for count in args.replicas:
             up = replicas(folder, args.device, args.slots, count) if count else server(folder, *options)
             with up as url:
-                speech, model = f"{url}/v1/audio/speech", Path(folder).name
-                load(pool, args.clients, speech, model, args.rates[0], 2)  # warm-up: connections, and what is made once
+                asked = (pool, args.clients, "HTTP", f"{url}/v1/audio/speech", WORDS, {"model": Path(folder).name})
+                crowd(*asked, poisson(args.rates[0], 2))  # warm-up: connections, and what is made once
                 for one in args.rates:
                     rate = one if count < 2 else SHARE * count * one
-                    row = load(pool, args.clients, speech, model, rate, args.seconds)
+                    row = crowd(*asked, poisson(rate, args.seconds))
                     row["x_floor"] = row["p50"] / floor
                     results.append({"replicas": count, "rate": rate, "rate_of_one": one} | row)
                     name = f"{count} on Ray, {rate:g}/s" if count else f"serve, {rate:g}/s"

@@ -11,9 +11,8 @@ every 10 ms.
 import argparse
 import contextlib
 import json
-import statistics
 
-from common import CLAIMED, about, busy_loop, commit, floors_ms, machine, positive, random_model
+from common import CLAIMED, about, busy_loop, commit, floors_ms, machine, positive, random_model, spread
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.check.bench import sentence
@@ -48,8 +47,8 @@ def main() -> None:
                             rtfs.append(audio.rtf)
                             leads.append(1000 * (audio.lead_s or 0.0))
                 name = f"{streams} streams, chunks of {chunk}" + (", event loop at 80 %" if busy else "")
-                rtf = statistics.median(rtfs)
-                results[name] = {"rtf": rtf, "worst": max(rtfs), "least_lead_ms": min(leads)}
+                results[name] = spread(rtfs) | {"worst": max(rtfs), "least_lead_ms": min(leads)}
+                rtf = results[name]["p50"]
                 print(f"{name:44} {rtf:8.4f} {rtf / floor:8.2f} {1000 * FRAME_S * rtf:11.2f} {min(leads):14.1f}")
     print(CLAIMED)
     print(json.dumps(about(args.size) | {"floor": floor, "results": results}))

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from common import about, commit, first_audio_floor_ms, machine, positive, quantile, random_model, server
+from common import about, commit, first_audio_floor_ms, machine, positive, quantile, random_model, server, spread
 from websockets.sync.client import connect
 
 from qwen_megakernel import SamplingParams, TTSEngine
@@ -145,7 +145,7 @@ def measure(engine: TTSEngine, port: int, model: str, args: argparse.Namespace) 
     base = times["in this process"]
     for way, took in times.items():
         added = quantile([mine - theirs for mine, theirs in zip(took, base, strict=True)], 0.5)
-        row = {f"p{int(100 * share)}": quantile(took, share) for share in (0.5, 0.95, 0.99)} | {"added_p50": added}
+        row = spread(took) | {"p99": quantile(took, 0.99), "added_p50": added}
         row["x_floor"] = row["p50"] / floor
         results[way] = row
         print(f"{way:20}" + "".join(f"  {row[share]:6.2f}" for share in ("p50", "p95", "p99")), end="")

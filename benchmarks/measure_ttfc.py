@@ -24,7 +24,18 @@ from dataclasses import fields
 
 import numpy as np
 import torch
-from common import CLAIMED, about, busy_loop, commit, first_audio_floor_ms, machine, positive, quantile, random_model
+from common import (
+    CLAIMED,
+    about,
+    busy_loop,
+    commit,
+    first_audio_floor_ms,
+    machine,
+    positive,
+    quantile,
+    random_model,
+    spread,
+)
 
 from qwen_megakernel import Audio, TTSEngine, Utterance
 from qwen_megakernel.backend.select import make_vocoder
@@ -39,13 +50,13 @@ FRAMES = 4  # of an utterance: the first chunk is what counts
 class Report:
     def __init__(self, floor_ms: float):
         self.floor, self.results = floor_ms, {}
-        print(f"{'':44} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} {'x floor':>8} {'n':>5}")
+        print(f"{'':44} {'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'max ms':>8} {'x floor':>8} {'n':>5}")
 
     def add(self, name: str, ms: list[float], floor: bool = True) -> None:
-        row = {"p50": statistics.median(ms), "p99": quantile(ms, 0.99), "max": max(ms), "n": len(ms)}
-        self.results[name] = row
+        row = self.results[name] = spread(ms) | {"p99": quantile(ms, 0.99), "max": max(ms)}
         ratio = f"{row['p50'] / self.floor:8.1f}" if floor else f"{'':8}"
-        print(f"{name:44} {row['p50']:8.2f} {row['p99']:8.2f} {row['max']:8.2f} {ratio} {row['n']:5}", flush=True)
+        times = " ".join(f"{row[share]:8.2f}" for share in ("p50", "p95", "p99", "max"))
+        print(f"{name:44} {times} {ratio} {row['n']:5}", flush=True)
 
     def add_stages(self, name: str, said: list[Audio], heard_ms: list[float] | None = None) -> None:
         """heard_ms: when the caller had the first chunk; None: when the engine's thread handed it out."""

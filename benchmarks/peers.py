@@ -180,6 +180,11 @@ def memory_used_gb() -> float | None:
         return None
 
 
+def spread(values: list[float]) -> dict[str, float]:
+    """As common.py's, which other engines' environments cannot import."""
+    return {"p50": statistics.median(values), "p95": sorted(values)[int(0.95 * len(values))], "n": len(values)}
+
+
 def timed(pieces: Iterator[int]) -> tuple[float, float, float]:
     """Seconds to the first piece, to the last, and of audio."""
     began, first, samples = time.perf_counter(), None, 0
@@ -211,8 +216,8 @@ def main() -> None:
         whole = [timed(engine.speak(sentence(), args.frames, chunk)) for _ in range(args.repeats)]
         short = [timed(engine.speak(sentence(), chunk + 3, chunk)) for _ in range(args.utterances)] if chunk else whole
         key = str(chunk or "whole")
-        told["ttfc_ms"][key] = 1000 * statistics.median(first for first, _, _ in short)
-        told["rtf"][key] = statistics.median(took / audio for _, took, audio in whole)
+        told["ttfc_ms"][key] = spread([1000 * first for first, _, _ in short])
+        told["rtf"][key] = spread([took / audio for _, took, audio in whole])
     after = memory_used_gb()
     told["memory_gb"] = None if before is None or args.name == "server" else after - before
     print(json.dumps(told))

@@ -3,8 +3,9 @@
     python benchmarks/simulate_fleet.py [--replicas-json FILE] [--gpus 1 2 4 ... 1000] [--rates 20 30 40] [--rated 30]
     python benchmarks/simulate_fleet.py --check FILE
 
-FILE is measure_replicas.py's last line. --check puts the model beside it: look at that first. Calls come at random
-times (Poisson), however many are still open. Each is one utterance of --seconds. What is assumed:
+FILE is measure_replicas.py's last line, or a file of run_all.py with that part. --check puts the model beside it: look
+at that first. Calls come at random times (Poisson), however many are still open. Each is one utterance of --seconds.
+What is assumed:
 
   * With n streams open a GPU makes so many seconds of audio a second, shared equally. That is measured with a few n
     (measure_rtf.py, and measure_load.py --throughput); between them it lies on a straight line, above them it stays.
@@ -225,7 +226,7 @@ def read_curve(card: Path, size: str, replicas: Path | None) -> Curve:
         for name, row in said(card, size, "measure_rtf")["results"].items():
             streams, rest = name.split(" ", 1)
             if rest == "streams, chunks of 8":
-                speeds[int(streams)] = int(streams) / row["rtf"]
+                speeds[int(streams)] = int(streams) / row["p50"]
     if not speeds or min(speeds) > 1:
         raise SystemExit(
             f"{card} lacks the speed of one stream; measure_load.py --throughput 1 8 64 --json FILE tells it"
@@ -282,9 +283,9 @@ def ask(curve: Curve, args: argparse.Namespace, options: dict) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--card", type=Path, default=RESULTS / "nvidia-h200.json", help="what run_all.py wrote")
+    parser.add_argument("--card", type=Path, default=RESULTS / "nvidia-h200-940b5c6.json", help="what run_all.py wrote")
     parser.add_argument("--size", default="0.6b", help="of the model")
-    parser.add_argument("--replicas-json", type=Path, help="measure_replicas.py's last line: first audio through Ray")
+    parser.add_argument("--replicas-json", type=Path, help="first audio through Ray: a file of measure_replicas.py")
     parser.add_argument("--check", type=Path, help="the same, to compare the model with; then ends")
     parser.add_argument("--gpus", type=positive, nargs="*", default=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000])
     parser.add_argument("--gpus-a-machine", type=positive, default=8)
@@ -296,7 +297,8 @@ def main() -> None:
     args = parser.parse_args()
     options = {"slots": args.slots, "gpus_a_machine": args.gpus_a_machine}
     curve = read_curve(args.card, args.size, args.check or args.replicas_json)
-    of = said(args.check or args.replicas_json or args.card, args.size, "measure_load")
+    replicas = args.check or args.replicas_json
+    of = said(replicas, args.size, "measure_replicas") if replicas else said(args.card, args.size, "measure_load")
     print(f"simulated with what {of['machine']} did at commit {of['commit']}; {args.size}, commit {commit()}")
     speeds = ", ".join(f"{streams}: {speed:.0f}" for streams, speed in sorted(curve.speeds.items()))
     print(f"seconds of audio a second, by open streams: {speeds}")

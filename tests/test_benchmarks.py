@@ -9,9 +9,12 @@ import runpy
 import shutil
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import common
+import measure_drift
+import numpy as np
 import peers
 import pytest
 import run_all
@@ -133,7 +136,8 @@ def test_our_engine_is_measured_beside_its_peers(tmp_path):
     assert "No module named" in told["not_measured"]["faster-qwen3-tts"]
     (ours,) = told["peers"].values()
     assert set(ours["ttfc_ms"]) == set(ours["rtf"]) == {"1", "4", "8"} and ours["frame_ms"] > 0
-    assert ours["ttfc_ms"]["1"] < ours["ttfc_ms"]["8"], "eight frames come behind one"
+    assert ours["ttfc_ms"]["1"]["p50"] < ours["ttfc_ms"]["8"]["p50"], "eight frames come behind one"
+    assert ours["ttfc_ms"]["1"]["n"] == 1 and ours["rtf"]["1"]["p95"] > 0
 
 
 @pytest.mark.slow
@@ -160,7 +164,7 @@ def test_a_server_is_measured_through_its_api(capsys, monkeypatch):
         assert samples == len(
             server.service.engine.generate("Hello there.", speaker="ada", sampling=SamplingParams(seed=5)).samples
         )
-    assert told["rtf"]["whole"] > 0 and told["frame_ms"] is None
+    assert told["rtf"]["whole"]["p50"] > 0 and told["frame_ms"] is None
 
 
 def test_what_a_server_says_of_a_request_it_refuses_is_told(monkeypatch):
@@ -182,6 +186,9 @@ def test_what_a_server_says_of_a_request_it_refuses_is_told(monkeypatch):
         ("measure_load --rates -1", "must be above 0, got -1"),
         ("measure_load --rates 0", "must be above 0, got 0"),
         ("measure_load --draw chart", "--draw needs a file"),
+        ("measure_listeners --rates 0", "must be above 0, got 0"),
+        ("measure_listeners --ways pigeon", "invalid choice: 'pigeon'"),
+        ("run_all --minutes 0", "must be above 0, got 0"),
         ("measure_load --draw chart none.json", "none.json is not what run_all.py wrote"),
         ("measure_rtf --repeats 0", "must be 1 or more"),
         ("measure_e2e --llm-ms -100", "must be above 0"),
@@ -217,6 +224,53 @@ def test_endings_are_told_in_tables_and_one_line():
 
 
 @pytest.mark.slow
+def test_listeners_of_a_server_are_counted():
+    command = [sys.executable, str(BENCHMARKS / "measure_listeners.py"), "--size", "demo", "--device", "cpu"]
+    command += "--rates --live 1 --seconds 1 --slots 2 --clients 1".split()
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout.splitlines()[-1])["results"]
+    assert [(row["way"], row["live"], row["n"]) for row in rows] == [("HTTP", 1, 2), ("WebSocket", 1, 2)]
+    for row in rows:
+        assert row["heard_s"] == pytest.approx(5.04), "a socket's numbers of contexts are no sound"
+        assert 0 <= row["without_gap"] <= 1 and row["p95"] >= row["p50"] > 0
+
+
+def test_a_voice_that_changes_is_told(fresh_seed):
+    """Of tones whose pitch, pace and loudness are known."""
+    rng, rate = np.random.default_rng(fresh_seed), 24000
+    rows, at_s = [], 0.0
+    for i in range(20):
+        hz, seconds = 150 * 2 ** (i / 19 / 12), 3 * 1.1 ** (i / 19)  # a semitone higher, a tenth slower, 6 dB softer
+        time = np.arange(int(seconds * rate)) / rate
+        tone = sum(np.sin(2 * np.pi * k * hz * time) / k for k in range(1, 6)) * 0.2 * 0.5 ** (i / 19)
+        samples = (tone + rng.normal(0, 1e-3, len(time))).astype(np.float32)
+        rows.append(measure_drift.measured(samples, rate, 50, at_s))
+        at_s += seconds
+    assert rows[0]["pitch"] == pytest.approx(150, rel=0.01)
+    told = measure_drift.changes(rows)
+    assert told["drift"]["pitch"] == pytest.approx(1, abs=0.15)
+    assert told["drift"]["pace"] == pytest.approx(9.5, abs=0.5) and told["drift"]["loudness"] == pytest.approx(
+        -6, abs=0.3
+    )
+    assert told["error"]["loudness"] < 0.2 and told["within"]["pitch"] == pytest.approx(0, abs=0.1)
+
+
+def test_the_text_of_a_drift_is_cut_as_books_are():
+    sentences = list(islice(measure_drift.pieces_of(None, 120, 1), 60))
+    assert max(map(len, sentences)) <= 120 and len(set(sentences)) == 60, "in a new order each time"
+    assert list(measure_drift.pieces_of("One.\nTwo.\n\nThree.", 300, 1)) == ["One. Two.", "Three."]
+
+
+@pytest.mark.slow
+def test_a_drift_is_told_in_a_table_and_one_line():
+    command = [sys.executable, str(BENCHMARKS / "measure_drift.py"), "--device", "cpu"]
+    done = subprocess.run([*command, *"--minutes 0.1 --piece 60".split()], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["seconds"] >= 6 and set(told["results"]["drift"]) == {"pace", "pitch", "loudness"}
+    assert "minutes of speech" in done.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_what_needs_a_gpu_says_so():
     command = [sys.executable, str(BENCHMARKS / "run_all.py"), "--only", "measure_decode"]
@@ -239,31 +293,93 @@ def test_results_are_no_change_of_what_is_measured(tmp_path, monkeypatch):
     assert common.commit() == f"{name}-dirty"
 
 
-def test_all_benchmarks_are_run_and_a_failed_one_is_named(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """run_all.py with these options, in a folder of benchmarks that the test writes; its exit code."""
+    monkeypatch.setattr(run_all, "HERE", tmp_path)
+    monkeypatch.setattr(run_all.torch.cuda, "is_available", lambda: False)
+
+    def ask(*options: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["run_all.py", *options])
+        return run_all.main()
+
+    return ask
+
+
+def test_all_benchmarks_are_run_and_a_failed_one_is_named(tmp_path, asked, capsys):
     (tmp_path / "measure_rtf.py").write_text("print('a table'); print('{\"said\": 1}')")
     (tmp_path / "measure_e2e.py").write_text("raise SystemExit('broken')")
     (tmp_path / "measure_load.py").write_text("print('no last line of JSON')")
-    monkeypatch.setattr(run_all, "HERE", tmp_path)
-    monkeypatch.setattr(run_all.torch.cuda, "is_available", lambda: False)
-    names = ["measure_rtf", "measure_e2e", "measure_load"]
-    monkeypatch.setattr(sys, "argv", ["run_all.py", "--only", *names, "--output", str(tmp_path)])
-    assert run_all.main() == 1
+    assert asked("--only", "measure_rtf", "measure_e2e", "measure_load", "--output", str(tmp_path)) == 1
     (file,) = tmp_path.glob("*.json")
-    told = json.loads(file.read_text())["benchmarks"]
-    assert told["measure_rtf"]["demo"]["said"] == {"said": 1}
-    assert told["measure_e2e"]["demo"]["failed"] == 1 and told["measure_load"]["demo"]["failed"] == 0
+    told = json.loads(file.read_text())
+    assert (
+        file.stem == f"cpu-{os.cpu_count()}-cores-{told['commit']}" and told["card"] == f"CPU, {os.cpu_count()} cores"
+    )
+    assert told["torch"] == torch.__version__ and told["date"] == datetime.date.today().isoformat()
+    said = told["benchmarks"]
+    assert said["measure_rtf"]["demo"]["said"] == {"said": 1}
+    assert said["measure_e2e"]["demo"]["failed"] == "exit code 1"
+    assert said["measure_load"]["demo"]["failed"] == "exit code 0"
     assert "a table" in capsys.readouterr().out.splitlines()
     (tmp_path / "measure_load.py").write_text("print('{}')")
-    monkeypatch.setattr(sys, "argv", ["run_all.py", "--only", "measure_load", "--output", str(tmp_path)])
-    assert run_all.main() == 1, "what failed before at the same commit still counts"
-    assert "failed: measure_e2e\n" in capsys.readouterr().out
+    assert asked("--only", "measure_load", "--into", str(file)) == 1, (
+        "what failed before at the same commit still counts"
+    )
+    assert "failed: measure_e2e demo\n" in capsys.readouterr().out
     again = json.loads(file.read_text())["benchmarks"]
     assert again["measure_load"]["demo"]["said"] == {}
-    assert again["measure_rtf"] == told["measure_rtf"] and again["measure_e2e"] == told["measure_e2e"]
+    assert again["measure_rtf"] == said["measure_rtf"] and again["measure_e2e"] == said["measure_e2e"]
+
+
+def test_a_budget_says_what_it_left_out_and_another_call_goes_on(tmp_path, asked, monkeypatch, capsys):
+    parts = {"measure_ttfc": ("", 0), "measure_rtf, again": ("", 0), "measure_e2e": ("", 600), "measure_load": ("", 0)}
+    monkeypatch.setattr(run_all, "CPU", parts)
+    hangs = "import subprocess; print('{}'); subprocess.run(['sleep', '1000'])"
+    for name, text in {
+        "ttfc": "print('{\"one\": 1}')",
+        "rtf": hangs,
+        "e2e": "print('{}')",
+        "load": "print('{}')",
+    }.items():
+        (tmp_path / f"measure_{name}.py").write_text(text)
+    assert asked("--minutes", "0.05", "--output", str(tmp_path)) == 0, "what was left out has not failed"
+    shown = capsys.readouterr().out
+    assert "measure_e2e demo: no time, it takes about 600 s" in shown
+    assert "left out: measure_rtf, again demo, measure_e2e demo, measure_load demo\n" in shown, (
+        "the one that hung is stopped"
+    )
+    (file,) = tmp_path.glob("*.json")
+    told = json.loads(file.read_text())
+    assert told["left_out"] == ["measure_rtf, again demo", "measure_e2e demo", "measure_load demo"]
+    (tmp_path / "measure_ttfc.py").write_text("raise SystemExit('it is there already')")
+    (tmp_path / "measure_rtf.py").write_text("print('{}')")
+    assert asked("--into", str(file)) == 0
+    told = json.loads(file.read_text())
+    assert told["left_out"] == [] and told["benchmarks"]["measure_ttfc"]["demo"]["said"] == {"one": 1}
+    assert "left out" not in capsys.readouterr().out
+
+
+def test_a_file_of_another_machine_or_commit_is_not_continued(tmp_path, asked, monkeypatch, capsys):
+    monkeypatch.setattr(run_all, "CPU", {"measure_ttfc": ("", 0)})
+    (tmp_path / "measure_ttfc.py").write_text("print('{}')")
+    asked("--output", str(tmp_path))
+    (file,) = tmp_path.glob("*.json")
+    told = json.loads(file.read_text())
+    for text, why in (
+        (json.dumps(told | {"commit": "0123abc"}), "is of CPU, .* at 0123abc, this is"),
+        (json.dumps(told | {"card": "NVIDIA H200"}), "is of NVIDIA H200 at"),
+        ("{", "is not what run_all.py wrote"),
+    ):
+        file.write_text(text)
+        with pytest.raises(SystemExit):
+            asked("--into", str(file))
+        assert re.search(why, capsys.readouterr().err)
+    with pytest.raises(SystemExit):
+        asked("--output", str(tmp_path))
+    assert "goes on with what it left out; or delete it" in capsys.readouterr().err
 
 
 def test_every_benchmark_is_in_the_list_of_all():
     there = {path.stem for path in BENCHMARKS.glob("measure_*.py")}
-    besides = {"measure_replicas", "measure_endings"}  # one needs Ray and several GPUs, the other measures no time
-    assert there - set(run_all.GPU) == besides
-    assert set(run_all.CPU) <= set(run_all.GPU)
+    assert there - {part.partition(",")[0] for part in run_all.ALL} == {"measure_endings"}, "it measures no time"

@@ -1,6 +1,5 @@
 """The pictures of README and docs/ are those that their commands make, of what was measured."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -11,8 +10,12 @@ from test_serve_page import CHROMIUM
 pytest.importorskip("matplotlib")
 import charts  # noqa: E402
 import diagram  # noqa: E402
+import figures  # noqa: E402
+import measure_drift  # noqa: E402
+import measure_load  # noqa: E402
 import measure_peers  # noqa: E402
 import pictures  # noqa: E402
+from figure_tables import CHARTS  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "docs" / "pictures"
@@ -63,18 +66,43 @@ def test_colours_of_the_servers_page_can_be_seen(scheme):
 
 @pytest.mark.slow
 def test_the_charts_in_the_docs_show_what_was_measured(tmp_path):
-    pictures.draw_charts(tmp_path)
-    drawn = sorted(tmp_path.iterdir())
-    assert len(drawn) == 2 * len(pictures.CHARTS)
-    for path in drawn:
-        assert texts(path) == texts(STORED / path.name), f"{path.name}: make pictures"
-        assert 'style="fill: none"' in path.read_text(), "transparent"
-    for size in ("0.6b", "1.7b"):
-        told = json.loads((ROOT / "benchmarks" / "results" / f"nvidia-h200-peers-{size}.json").read_text())
-        shown = texts(tmp_path / f"peers-{size}-dark.svg")
-        for name, peer in told["peers"].items():
-            assert name in shown and measure_peers.label(peer["frame_ms"]) in shown
-        assert any(told["commit"] in text for text in shown)
+    figures.draw_charts(ROOT, tmp_path)
+    names = [name for name, chart in CHARTS.items() if figures.newest(figures.Results(ROOT), chart)]
+    assert {path.stem for path in tmp_path.iterdir()} == {f"{n}-{s}" for n in names for s in charts.SCHEMES}
+    for name in names:
+        for scheme in charts.SCHEMES:
+            path = tmp_path / f"{name}-{scheme}.svg"
+            assert texts(path) == texts(STORED / path.name), f"{path.name}: make figures"
+            assert path.read_text().count("<path") == (STORED / path.name).read_text().count("<path")
+            assert 'style="fill: none"' in path.read_text(), "transparent"
+
+
+def test_a_chart_of_what_is_not_shown_is_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "CHARTS", {"peers-0.6b": figures.Chart("no part", "", lambda target, told: None)})
+    (tmp_path / "peers-0.6b-dark.svg").touch()
+    (tmp_path / "load-dark.svg").touch()
+    figures.draw_charts(ROOT, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["load-dark.svg"]
+
+
+@pytest.mark.slow
+def test_charts_name_what_they_show(tmp_path):
+    row = {"p50": 4.31, "p95": 5.5, "n": 20}
+    ours = {"frame_ms": 1.4, "ttfc_ms": {"1": row}, "rtf": {"1": {"p50": 0.026}}}
+    theirs = {"frame_ms": 177.0, "ttfc_ms": {"whole": {"p50": 8957.0}}, "rtf": {"whole": {"p50": 1.78}}}
+    told = {"machine": "NVIDIA H200, torch 2.11", "commit": "940b5c6", "size": "0.6b", "floor_ms": 0.7}
+    measure_peers.draw(str(tmp_path / "peers"), told | {"peers": {"qwen_megakernel": ours, "others": theirs}})
+    shown = texts(tmp_path / "peers-dark.svg")
+    assert {"qwen_megakernel", "others", "1.4", "177", "4.31", "8,957", "0.026", "1.78"} <= set(shown)
+    assert any("0.6B, one stream, NVIDIA H200, commit 940b5c6" in text for text in shown)
+    rows = [{"rate": rate, "p50": 4.0, "p95": 5.0 + rate} for rate in (10, 20)]
+    sizes = {size: {"said": {"results": rows}} for size in ("0.6b", "1.7b")}
+    measure_load.draw(str(tmp_path / "load"), {"card": "C", "commit": "x", "benchmarks": {"measure_load": sizes}})
+    assert {"0.6B, p95", "1.7B, p50"} <= set(texts(tmp_path / "load-light.svg"))
+    pieces = [{"at_s": 20.0 * i, "pace": 60.0, "pitch": 170.0 + i, "loudness": -21.0} for i in range(5)]
+    said = {"model": "demo", "speaker": "ada", "longest": 300, "results": {"pieces": pieces}}
+    measure_drift.draw(str(tmp_path / "drift"), said)
+    assert {"pitch, Hz", "minutes of speech"} <= set(texts(tmp_path / "drift-light.svg"))
 
 
 def test_the_diagram_in_the_docs_is_the_one_that_is_drawn(tmp_path):

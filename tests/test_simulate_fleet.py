@@ -8,12 +8,12 @@ import pytest
 import simulate_fleet
 from simulate_fleet import RESULTS, UTTERANCE_S, Curve, Fleet, arrivals, load, read_curve
 
-TWO_H200S = RESULTS / "nvidia-h200-replicas-0.6b.json"
+TWO_H200S = RESULTS / "nvidia-h200-x2-79b8293.json"
 
 
 @pytest.fixture(scope="module")
 def h200() -> Curve:
-    return read_curve(RESULTS / "nvidia-h200.json", "0.6b", TWO_H200S)
+    return read_curve(RESULTS / "nvidia-h200-940b5c6.json", "0.6b", TWO_H200S)
 
 
 def test_arrivals_have_the_rate_asked_for(fresh_seed):
@@ -90,12 +90,15 @@ def test_a_fleet_s_largest_rate_keeps_to_the_target(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "options, why",
     [
-        ("--size 1.7b --check TWO", "is of size 0.6b"),
-        ("--card TWO", "lacks the speed of one stream"),
+        ("--size 1.7b --card line.json", "is of size 0.6b"),
+        ("--card line.json", "lacks the speed of one stream"),
         ("--card missing.json", "is not what measure_load.py or run_all.py wrote"),
     ],
 )
-def test_what_it_cannot_read_is_told(options, why, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["simulate_fleet.py", *options.replace("TWO", str(TWO_H200S)).split()])
+def test_what_it_cannot_read_is_told(options, why, tmp_path, monkeypatch):
+    told = json.loads(TWO_H200S.read_text())["benchmarks"]["measure_replicas"]["0.6b"]["said"]
+    (tmp_path / "line.json").write_text(json.dumps(told))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["simulate_fleet.py", *options.split()])
     with pytest.raises(SystemExit, match=why):
         simulate_fleet.main()

@@ -1,9 +1,8 @@
-"""Make every picture of README and docs/, for light pages and for dark ones (`make pictures`).
+"""Make the pictures of pages and the diagram for README and docs/, light and dark (`make pictures`).
 
     python tools/pictures.py [FOLDER]
 
-The charts show what benchmarks/results/ holds. The pages are those of the demo voice on this machine's CPU, in a
-headless Chromium.
+The pages are those of the demo voice on this machine's CPU, in a headless Chromium. tools/figures.py draws the charts.
 """
 
 import argparse
@@ -24,23 +23,11 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import diagram  # noqa: E402
 from common import free_port, server, wait_until_ready  # noqa: E402
 
-CHARTS = {
-    "peers-0.6b": ("measure_peers", "nvidia-h200-peers-0.6b"),
-    "peers-1.7b": ("measure_peers", "nvidia-h200-peers-1.7b"),
-    "load": ("measure_load", "nvidia-h200-04babcc"),
-}
-"""Name -> the benchmark that draws it, what it measured."""
 FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync "
     "--disable-component-update --autoplay-policy=no-user-gesture-required"
 )
 PATIENCE_MS = 180_000
-
-
-def draw_charts(folder: Path) -> None:
-    for name, (benchmark, results) in CHARTS.items():
-        command = [sys.executable, str(ROOT / "benchmarks" / f"{benchmark}.py"), "--draw", str(folder / name)]
-        subprocess.run([*command, str(ROOT / "benchmarks" / "results" / f"{results}.json")], check=True)
 
 
 @contextlib.contextmanager
@@ -114,7 +101,6 @@ def main() -> None:
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     diagram.draw(str(folder / "sentence"))
-    draw_charts(folder)
     photograph_pages(folder)
 
 
