@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from qwen_megakernel.errors import *  # noqa: F403 - every one of them is public
 from qwen_megakernel.moved import find_moved_modules
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 find_moved_modules()
 
