@@ -154,7 +154,7 @@ def demo(engine_for) -> TTSEngine:
     return engine_for("demo")
 
 
-@pytest.mark.parametrize("speed", [0.5, 1.25, 2.0])
+@pytest.mark.parametrize("speed", [0.5, 2.0])
 @pytest.mark.slow
 def test_speech_is_so_much_shorter_and_says_the_same_at_the_same_pitch(demo, speed):
     off, resampled = [], []
