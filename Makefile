@@ -35,10 +35,9 @@ demo: $(VENV)/.installed-demo
 bot: $(VENV)/.installed-bot
 	$(BIN)/python demo_pipeline.py --bot
 
-# Three processes, a file of tests in one of them: many tests wait for real time. With two, two cores were idle for a quarter
-# of it.
+# Two processes, a file of tests in one of them: most tests compute in one thread. Three are no faster on two cores.
 test test-all: $(VENV)/.installed lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "$(CPU_TESTS)"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "$(CPU_TESTS)"
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -m gpu

@@ -295,7 +295,7 @@ def open_request(seen: Page) -> None:
     seen.page.get_by_text("Show the request").click()
 
 
-@pytest.mark.parametrize("kind", ["curl", slow_case("javascript")])
+@pytest.mark.parametrize("kind", ["curl"])
 def test_a_shown_program_says_what_the_page_says(noting, visit, kind, tmp_path, fresh_seed):  # noqa: F811
     if kind == "javascript" and NODE is None:
         pytest.skip("no node here")
