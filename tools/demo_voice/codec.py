@@ -12,7 +12,7 @@ CFG = dict(
     latent_dim=96,
     codebook_dim=96,
     codebook_size=128,
-    decoder_dim=192,
+    decoder_dim=320,
     hidden_size=96,
     intermediate_size=192,
     head_dim=32,
@@ -402,3 +402,13 @@ class Discs(nn.Module):
 
     def forward(s, x):
         return [d(x) for d in s.d]
+
+
+def load(path, device="cpu"):
+    """Encoder, quantiser and decoder of a trained codec."""
+    stored = torch.load(path, map_location="cpu")
+    enc, vq, dec = MelEncoder().eval(), RVQ().eval(), Decoder().eval()
+    for part, name in ((enc, "enc"), (dec, "dec")):
+        part.load_state_dict({k: v.float() for k, v in stored[name].items()})
+    vq.books.copy_(stored["books"].float())
+    return enc.to(device), vq.to(device), dec.to(device)

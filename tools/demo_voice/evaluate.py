@@ -1,65 +1,139 @@
 #!/usr/bin/env python3
-"""evaluate.py CHECKPOINT ESPEAK_DIR SENTENCES.txt OUT.json: speak the sentences with the official
-classes and the checkpoint's own sampling defaults, every speaker, both layouts; count the words
-that pocketsphinx recognises, beside espeak-ng's own speech, the endings and the lengths."""
+"""evaluate.py OUT.json VOICE ... [--only GROUP ...] [--style FILE] [--threads N]:
+predicted opinion scores, and the words that are recognised.
 
+A VOICE is `teacher`, a CODEC.pt (the teachers' speech after the codec alone), or whatever
+`--model` takes (`demo`, a checkpoint's folder), spoken by this package's engine. Every speaker says
+every group of held_out.txt. OUT.json keeps rows that it holds already; a table of all comes last.
+"""
+
+import argparse
 import json
 import sys
 import time
+import types
+from pathlib import Path
 
 import asr
-import make_audio
 import numpy as np
-import synth
+import teacher
 import torch
 
-LIMIT = 300  # frames
+
+def groups():
+    """By name, the held-out sentences."""
+    out = {}
+    for line in Path(__file__).with_name("held_out.txt").read_text().splitlines():
+        if line.startswith("# "):
+            texts = out.setdefault(line[2:], [])
+        elif line:
+            texts.append(line)
+    return out
 
 
-def report(texts, waves, heard):
-    return asr.score(texts, heard) | {"seconds": round(sum(map(len, waves)) / 24000, 1)}
+def teachers(speaker, style):
+    reader, voice = teacher.Reader(), teacher.open_teacher(speaker, style)
+
+    def say(text):
+        read = reader.read(text)
+        return teacher.utterance(text, read, voice.speak([s[1] for s in read]))[0] / 32768
+
+    return say
+
+
+def coded(path, speaker, style):
+    """The teacher's speech after the codec."""
+    from codec import load
+
+    enc, vq, dec = load(path)
+    speak = teachers(speaker, style)
+
+    def say(text):
+        with torch.no_grad():
+            x = torch.tensor(speak(text), dtype=torch.float32)[None]
+            return dec(vq(enc(x))[0])[0].numpy()
+
+    return say
+
+
+def engine(model, speaker):
+    from qwen_megakernel import SamplingParams, TTSEngine
+
+    opened = TTSEngine.load(model, device="cpu", max_streams=1)
+    return lambda text: opened.generate(text, speaker=speaker, sampling=SamplingParams(seed=7)).samples
+
+
+class Measures:
+    def __init__(self, threads):
+        # distillmos imports torchaudio, but uses it only to read files.
+        sys.modules.setdefault("torchaudio", types.ModuleType("torchaudio"))
+        import distillmos
+        import speechmos.dnsmos
+
+        self.distill, self.dnsmos = distillmos.ConvTransformerSQAModel().eval(), speechmos.dnsmos
+        self.whisper = asr.Whisper(threads)
+
+    def row(self, texts, waves):
+        heard = self.whisper.transcribe(waves), asr.transcribe(waves)
+        at16k = [asr.to_16k(w).astype(np.float32) for w in waves]
+        with torch.no_grad():
+            mos = [float(self.distill(torch.from_numpy(x)[None])) for x in at16k]
+        overall = [float(self.dnsmos.run(x, sr=16000)["ovrl_mos"]) for x in at16k]
+        return {
+            "distill_mos": round(float(np.mean(mos)), 2),
+            "lowest": round(min(mos), 2),
+            "dnsmos": round(float(np.mean(overall)), 2),
+            "whisper": asr.score(texts, heard[0]),
+            "pocketsphinx": asr.score(texts, heard[1]),
+            "level": round(float(teacher.level(np.concatenate(waves))), 1),
+            "seconds": round(sum(map(len, waves)) / teacher.RATE, 1),
+            "heard": heard[0],
+        }
+
+
+def table(result):
+    print("| voice | speaker | sentences | Distill-MOS (lowest) | DNSMOS | words, whisper / pocketsphinx | dB |")
+    print("|---|---|---|---:|---:|---:|---:|")
+    for key, r in result.items():
+        words = " / ".join(f"{100 * r[k]['recognised']:.1f}" for k in ("whisper", "pocketsphinx"))
+        name, speaker, group = key.split(", ")
+        print(
+            f"| {name} | {speaker} | {group} | {r['distill_mos']:.2f} ({r['lowest']:.2f}) | {r['dnsmos']:.2f} "
+            f"| {words} % | {r['level']:.1f} |"
+        )
 
 
 def main():
-    checkpoint, espeak, sentences, out = sys.argv[1:5]
-    pool = asr.open_pool(2)
-    from qwen_tts import Qwen3TTSModel
-
-    torch.set_num_threads(2)
-    texts = open(sentences).read().strip().split("\n")
-    model = Qwen3TTSModel.from_pretrained(checkpoint, dtype=torch.float32)
-    synth.init(espeak)
-    result = {}
-    for name in synth.SPEAKERS:
-        ref = [make_audio.utterance(t, name)[0] / 32768 for t in texts]
-        length = np.array([len(x) for x in ref])
-        result[name] = {"espeak": report(texts, ref, asr.transcribe(ref, pool))}
-        for layout in ("non-streaming", "streaming"):
-            torch.manual_seed(1234)
-            t = time.time()
-            waves, _ = model.generate_custom_voice(
-                text=texts,
-                speaker=[name] * len(texts),
-                language=["English"] * len(texts),
-                non_streaming_mode=layout == "non-streaming",
-                max_new_tokens=LIMIT + 1,
-            )
-            t = time.time() - t
-            n = np.array([len(w) for w in waves])
-            heard = asr.transcribe(waves, pool)
-            r = report(texts, waves, heard)
-            r["ended"] = float((n < LIMIT * 1920).mean())
-            r["duration_ratio"] = round(float(n.sum() / length.sum()), 3)
-            r["ratio_lowest_highest"] = [round(float(f(n / length)), 3) for f in (np.min, np.max)]
-            r["wall_seconds_batch"] = round(t, 1)
-            r["heard"] = heard
-            result[name][layout] = r
-        print(
-            name,
-            {k: {a: b for a, b in v.items() if a != "heard"} for k, v in result[name].items()},
-            flush=True,
-        )
-    json.dump(result, open(out, "w"), indent=1)
+    p = argparse.ArgumentParser()
+    p.add_argument("out", type=Path)
+    p.add_argument("voices", nargs="+")
+    p.add_argument("--only", nargs="+", help="groups of sentences")
+    p.add_argument("--style", help="am_michael.bin of the package kokoro-js")
+    p.add_argument("--threads", type=int, default=2)
+    a = p.parse_args()
+    torch.set_num_threads(a.threads)
+    result = json.loads(a.out.read_text()) if a.out.exists() else {}
+    measures = Measures(a.threads)
+    for voice in a.voices:
+        name = Path(voice).stem
+        for speaker in teacher.SPEAKERS:
+            say = None
+            for group, texts in groups().items():
+                key = f"{name}, {speaker}, {group}"
+                if key in result or (a.only and group not in a.only):
+                    continue
+                if say is None:
+                    if voice == "teacher":
+                        say = teachers(speaker, a.style)
+                    else:
+                        say = coded(voice, speaker, a.style) if voice.endswith(".pt") else engine(voice, speaker)
+                began = time.monotonic()
+                waves = [np.asarray(say(t), np.float32) for t in texts]
+                said = time.monotonic()
+                result[key] = measures.row(texts, waves)
+                print(key, f"spoken in {said - began:.0f} s, measured in {time.monotonic() - said:.0f} s", flush=True)
+                a.out.write_text(json.dumps(result, indent=1))
+    table(result)
 
 
 if __name__ == "__main__":

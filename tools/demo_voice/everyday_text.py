@@ -348,7 +348,7 @@ def main():
         while len(s) < 80 and r.random() < 0.12:
             s += " " + sentence(r)
         lines.append(s)
-    test = [f" {plain(s)} " for s in open(held).read().strip().split("\n")]
+    test = [f" {plain(s)} " for s in open(held).read().split("\n") if s and not s.startswith("#")]
     kept = []
     for s in lines:
         p = f" {plain(s)} "

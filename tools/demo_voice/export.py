@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import make_tokenizer
-import synth
 import torch
 from codec import CFG
 from safetensors.torch import save_file
+from teacher import SPEAKERS
 from tts import CB, CP, IDS, LANG, TALKER, G
 
 tts, cod, tokdir, out = sys.argv[1:5]
@@ -58,8 +58,8 @@ talker = dict(
     code_predictor_config=cp,
     **IDS,
     codec_language_id=LANG,
-    spk_id={n: CB + 900 + i for i, n in enumerate(synth.SPEAKERS)},
-    spk_is_dialect={n: False for n in synth.SPEAKERS},
+    spk_id={n: CB + 900 + i for i, n in enumerate(SPEAKERS)},
+    spk_is_dialect={n: False for n in SPEAKERS},
     max_position_embeddings=32768,
     model_type="qwen3_tts_talker",
     position_id_per_seconds=13,

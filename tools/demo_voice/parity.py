@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import torch
 from qwen_tts import Qwen3TTSModel
-from speak import SPEAKERS, Voice
+from speak import Voice
+from teacher import SPEAKERS
 
 TEXT = "Hello there, how can I help you today? It's 25 degrees."
 

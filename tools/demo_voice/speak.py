@@ -7,8 +7,6 @@ import torch.nn.functional as F
 from codec import Decoder
 from tts import CB, IDS, LANG, G, Talker, rope
 
-SPEAKERS = ("ada", "max", "oliver")
-
 
 def layout(ids, speaker, special, lang, stream):
     """Prompt rows (text ids, codec ids; -1: none) and the text ids that follow, frame by frame."""

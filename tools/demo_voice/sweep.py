@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""sweep.py TTS.pt CODEC.pt TOKENIZER_DIR SENTENCES.txt OUT.json [--count N] [--device D]
+"""sweep.py TTS.pt CODEC.pt TOKENIZER_DIR OUT.json [--device D]
 [--settings T,K,ST,SK ...] [--modes 0 1] [--workers W]
 
 Words recognised, endings and lengths for several sampling settings, every speaker and layout.
@@ -10,25 +10,26 @@ import json
 import time
 
 import asr
+import evaluate
 import numpy as np
 
 
 def main():
     p = argparse.ArgumentParser()
-    for name in ("tts", "codec", "tokenizer", "sentences", "out"):
+    for name in ("tts", "codec", "tokenizer", "out"):
         p.add_argument(name)
-    p.add_argument("--count", type=int, default=50)
     p.add_argument("--device", default="cuda")
     p.add_argument("--settings", nargs="+", default=["0.5,20,0.5,20"])
     p.add_argument("--modes", nargs="+", type=int, default=[0, 1])
-    p.add_argument("--speakers", nargs="+", type=int, default=[0, 1, 2])
+    p.add_argument("--speakers", nargs="+", type=int, default=[0, 1])
     p.add_argument("--workers", type=int, default=14)
     p.add_argument("--seed", type=int, default=1)
     a = p.parse_args()
     pool = asr.open_pool(a.workers) if a.workers else None
     import speak  # after the fork
+    import teacher
 
-    texts = open(a.sentences).read().strip().split("\n")[: a.count]
+    texts = evaluate.groups()["everyday"]
     n, rows = len(texts), []
     voice = speak.Voice(a.tts, a.codec, a.tokenizer, a.device)
     everybody = [k for k in a.speakers for _ in texts]
@@ -43,9 +44,9 @@ def main():
             row = {"setting": setting, "streaming": mode, "ended": float(ended.mean())}
             for j, k in enumerate(a.speakers):
                 s = slice(j * n, (j + 1) * n)
-                row[speak.SPEAKERS[k]] = asr.score(texts, heard[s])
-                row[speak.SPEAKERS[k]]["seconds"] = round(sum(map(len, wavs[s])) / 24000, 1)
-            row["mean"] = round(float(np.mean([row[speak.SPEAKERS[k]]["recognised"] for k in a.speakers])), 3)
+                row[teacher.SPEAKERS[k]] = asr.score(texts, heard[s])
+                row[teacher.SPEAKERS[k]]["seconds"] = round(sum(map(len, wavs[s])) / 24000, 1)
+            row["mean"] = round(float(np.mean([row[teacher.SPEAKERS[k]]["recognised"] for k in a.speakers])), 3)
             rows.append(row)
             print(json.dumps(row), f"{t1 - t:.0f}+{time.time() - t1:.0f} s", flush=True)
             print("   ", " | ".join(heard[:4]), flush=True)

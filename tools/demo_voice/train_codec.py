@@ -1,189 +1,238 @@
 #!/usr/bin/env python3
-"""train_codec.py AUDIO.npy OUT.pt SECONDS [--device D] [--init CODEC.pt] [--decoder-only] ...
+"""train_codec.py AUDIO_DIR OUT.pt SECONDS [--minutes M] [--device D] [--init CODEC.pt] [--decoder-only] ...
 
-AUDIO is one long int16 stream at 24 kHz, a multiple of 1920 samples.  --init starts from the
-decoder of an earlier codec; --decoder-only also takes its encoder and codebooks and leaves them
-alone, so that codes made with them stay valid.  Discriminators join at the share --gan of the time.
+AUDIO_DIR: see teacher.py. SECONDS is the whole training, in as many calls as it takes: a call
+goes on from OUT.pt.state, and status 3 says that more is to do. --init starts from an earlier
+codec; --decoder-only leaves its encoder and codebooks alone, so that codes made with them stay
+valid. Discriminators join at the share --gan of the time (2: never).
 """
 
 import argparse
 import time
+from pathlib import Path
 
 import numpy as np
+import pace
 import torch
 from codec import HOP, RVQ, Decoder, Discs, MelEncoder, Spectral
 
-p = argparse.ArgumentParser()
-p.add_argument("audio")
-p.add_argument("out")
-p.add_argument("seconds", type=float)
-p.add_argument("--device", default="cuda")
-p.add_argument("--init")
-p.add_argument("--decoder-only", action="store_true")
-p.add_argument("--gan", type=float, default=0.45)
-p.add_argument("--gan-items", type=int, default=64, help="items of a batch the discriminators see")
-p.add_argument("--lr", type=float, default=1e-3)
-p.add_argument("--mel", type=float, default=2.0, help="weight of the mel loss")
-p.add_argument("--ema", type=float, default=0.998)
-args = p.parse_args()
-dev, frozen = args.device, args.decoder_only
-toy = dev == "cpu"
-# items; frames of an item; frames of it decoded; of these left out of the loss
-B, FRAMES, SLICE, WARM = (4, 40, 14, 6) if toy else (64, 96, 26, 6)
-UNQUANTISED = 5 if toy else 150 if args.init else 300  # steps
-torch.manual_seed(0)
-torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-torch.backends.cudnn.benchmark = True
-
-audio = torch.from_numpy(np.load(args.audio)).to(dev)
-hold, audio = audio[-HOP * 1200 :], audio[: -HOP * 1200]  # the last 96 s are held out
-enc, vq, dec = MelEncoder().to(dev), RVQ().to(dev), Decoder().to(dev)
-spec, disc = Spectral().to(dev), Discs().to(dev)
-if args.init:
-    start = torch.load(args.init)
-
-    def full(part):
-        return {k: v.float() for k, v in part.items()}
-
-    dec.load_state_dict(full(start["dec"]))
-    if frozen:
-        enc.load_state_dict(full(start["enc"]))
-        vq.books.copy_(start["books"].float())
-        enc.requires_grad_(False)
-        vq.eval()
+HELD_OUT = 600  # frames of every speaker, out of the first file
 
 
-def count(m):
-    return sum(q.numel() for q in m.parameters())
+def arguments():
+    p = argparse.ArgumentParser()
+    p.add_argument("audio", type=Path)
+    p.add_argument("out")
+    p.add_argument("seconds", type=float)
+    p.add_argument("--minutes", type=float, default=9)
+    p.add_argument("--device", default="cuda")
+    p.add_argument("--init")
+    p.add_argument("--decoder-only", action="store_true")
+    p.add_argument("--gan", type=float, default=0.45)
+    p.add_argument("--gan-items", type=int, default=32, help="items of a batch the discriminators see")
+    p.add_argument("--lr", type=float, default=1e-3)
+    p.add_argument("--mel", type=float, default=3.0, help="weight of the mel loss")
+    p.add_argument("--ema", type=float, default=0.999)
+    return p.parse_args()
 
 
-print(
-    "parameters: decoder",
-    count(dec),
-    "encoder",
-    count(enc),
-    "discriminators",
-    count(disc),
-    "| hours of audio",
-    len(audio) / 86.4e6,
-    flush=True,
-)
-trained = [*dec.parameters()] if frozen else [*enc.parameters(), *dec.parameters()]
-opt_g = torch.optim.AdamW(trained, args.lr, betas=(0.8, 0.99), weight_decay=1e-3)
-opt_d = torch.optim.AdamW(disc.parameters(), 3e-4, betas=(0.8, 0.99))
-ema = {k: v.detach().clone() for k, v in dec.state_dict().items()}
-wave = dec.wave if toy else torch.compile(dec.wave)
+def sound(folder, device):
+    """(int16 stream to learn from, int16 stream held out)"""
+    parts, held, met = [], [], set()
+    for file in sorted(folder.glob("audio_*.npy")):
+        a = torch.from_numpy(np.load(file))
+        if (speaker := file.name.split("_")[1]) not in met:
+            met.add(speaker)
+            size = HOP * min(HELD_OUT, len(a) // HOP // 4)
+            held.append(a[:size])
+            a = a[size:]
+        parts.append(a)
+    if not parts:
+        raise FileNotFoundError(f"{folder} should hold audio_*.npy: run teacher.py first")
+    return torch.cat(parts).to(device), torch.cat(held).to(device)
 
 
-def batch():
-    i = torch.randint(len(audio) - FRAMES * HOP, (B,), device=dev)
-    return audio[i[:, None] + torch.arange(FRAMES * HOP, device=dev)[None]].float() / 32768
-
-
-@torch.no_grad()
-def evaluate():
-    """Losses of the averaged decoder on held-out audio, and how evenly the codes are used."""
-    vq.eval()
-    keep = {k: v.clone() for k, v in dec.state_dict().items()}
-    dec.load_state_dict(ema)
-    x = hold.float().view(-1, 100 * HOP) / 32768
-    q, _, codes = vq(enc(x))
-    sc, lm, mel = spec(dec(q), x)
-    use = [torch.bincount(codes[..., j].flatten(), minlength=vq.k) for j in range(vq.n)]
-    share = [u.float() / codes[..., 0].numel() for u in use]
-    dec.load_state_dict(keep)
-    vq.train(not frozen)
-    return {
-        "sc": round(float(sc) / 2, 4),
-        "logmag": round(float(lm) / 2, 4),
-        "mel": round(float(mel) / 3, 4),
-        "perplexity": [round(float((-(v * (v + 1e-9).log()).sum()).exp()), 1) for v in share],
-    }
-
-
-def save(path):
-    def half(part):
-        return {k: v.half().cpu() for k, v in part.items()}
-
-    result = evaluate()
-    torch.save(
-        {
-            "dec": half(ema),
-            "books": vq.books.half().cpu(),
-            "enc": half(enc.state_dict()),
-            "eval": result,
-            "steps": step,
-        },
-        path,
-    )
-    print(f"saved at step {step}, {time.time() - t0:.0f} s:", result, flush=True)
-
-
-def quantise(x):
-    if frozen:
-        with torch.no_grad():
-            return vq(enc(x))[0], x.new_zeros(())
-    y = enc(x)
-    if step < UNQUANTISED:
-        return y, y.new_zeros(())
-    if step == UNQUANTISED:
-        vq.kmeans(y.detach())
-    some = torch.rand(B, device=dev) < 0.4
-    return vq(y, torch.where(some, torch.randint(1, vq.n + 1, (B,), device=dev), vq.n))[:2]
-
-
-t0, step, gan_steps, info = time.time(), 0, 0, {}
-while (frac := (time.time() - t0) / args.seconds) < 1:
-    for g in opt_g.param_groups:
-        g["lr"] = args.lr * min(1, (step + 1) / 200) * (1.02 - frac)
-    if frac >= args.gan and not gan_steps:
-        save(args.out.replace(".pt", "_plain.pt"))
-    x = batch()
-    q, commit = quantise(x)
-    h = dec.frame(q)
-    s = int(torch.randint(FRAMES - SLICE + 1, ()))
-    w = wave(h[..., s : s + SLICE])[:, WARM * HOP :]
-    t = x[:, (s + WARM) * HOP : (s + SLICE) * HOP]
-    sc, lm, mel = spec(w, t)
-    loss = sc + lm + args.mel * mel + 0.25 * commit
-    if frac >= args.gan:
-        n = args.gan_items
-        pairs = zip(disc(t[:n]), disc(w[:n].detach()), strict=True)
-        ld = sum(((1 - a[0]) ** 2).mean() + (b[0] ** 2).mean() for a, b in pairs)
-        opt_d.zero_grad(set_to_none=True)
-        ld.backward()
-        for g in opt_d.param_groups:
-            g["lr"] = 3e-4 * (1 - frac) + 2e-5
-        opt_d.step()
-        gan_steps += 1
-        if gan_steps > 100:
-            fake = disc(w[:n])
-            with torch.no_grad():
-                real = disc(t[:n])
-            adv = sum(((1 - f[0]) ** 2).mean() for f in fake)
-            fm = sum(
-                (a - b).abs().mean() / b.abs().mean().clamp(min=1e-3)
-                for f, r in zip(fake, real, strict=True)
-                for a, b in zip(f[1], r[1], strict=True)
+class Training:
+    def __init__(self, args):
+        self.args, self.dev = args, args.device
+        toy = self.dev == "cpu"
+        # items; frames of an item; frames of it decoded; of these left out of the loss
+        self.sizes = (2, 24, 10, 6) if toy else (64, 96, 26, 6)
+        self.every = 1 if toy else 200
+        self.audio, self.held = sound(args.audio, self.dev)
+        self.enc, self.vq, self.dec = MelEncoder().to(self.dev), RVQ().to(self.dev), Decoder().to(self.dev)
+        self.spec, self.disc = Spectral().to(self.dev), Discs().to(self.dev)
+        self.unquantised = 2 if toy else 300  # steps
+        self.step = self.gan_steps = 0
+        self.info, self.before = {}, 0.0
+        if args.init:
+            self.begin_from(torch.load(args.init, map_location=self.dev))
+        self.frozen = args.decoder_only
+        if self.frozen:
+            self.enc.requires_grad_(False)
+        self.vq.train(not self.frozen)
+        self.trained = [*self.dec.parameters()] if self.frozen else [*self.enc.parameters(), *self.dec.parameters()]
+        self.opt_g = torch.optim.AdamW(self.trained, args.lr, betas=(0.8, 0.99), weight_decay=1e-3)
+        self.opt_d = torch.optim.AdamW(self.disc.parameters(), 3e-4, betas=(0.8, 0.99))
+        self.ema = {k: v.detach().clone() for k, v in self.dec.state_dict().items()}
+        self.saved = ("enc", "vq", "dec", "disc", "opt_g", "opt_d")
+        if (state := Path(args.out + ".state")).exists():
+            stored = torch.load(state, map_location=self.dev)
+            for name in self.saved:
+                getattr(self, name).load_state_dict(stored[name])
+            self.ema, self.step, self.gan_steps, self.before = (
+                stored[k] for k in ("ema", "step", "gan_steps", "trained")
             )
-            loss = loss + min(1, (gan_steps - 100) / 300) * (0.15 * adv + 0.10 * fm)
-            if step % 200 == 0:
-                info = {"ld": float(ld), "adv": float(adv), "fm": float(fm)}
-    opt_g.zero_grad(set_to_none=True)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(trained, 2.0)
-    opt_g.step()
-    with torch.no_grad():
-        d = min(args.ema, step / (step + 20))
-        torch._foreach_lerp_(list(ema.values()), list(dec.state_dict().values()), 1 - d)
-    if step % (10 if toy else 200) == 0:
-        print(
-            f"step {step} t {time.time() - t0:.0f}s sc {sc.item() / 2:.3f} lm {lm.item() / 2:.3f} "
-            f"mel {mel.item() / 3:.3f} commit {float(commit):.4f}",
-            {k: round(v, 3) for k, v in info.items()},
-            flush=True,
+            print(f"goes on at step {self.step}, {self.before:.0f} s trained", flush=True)
+        self.wave = self.dec.wave if toy else torch.compile(self.dec.wave)
+
+    def begin_from(self, codec):
+        for name in ("enc", "dec", "disc"):
+            getattr(self, name).load_state_dict({k: v.float() for k, v in codec[name].items()})
+        self.vq.books.copy_(codec["books"].float())
+        self.vq.usage.fill_(self.sizes[0] * self.sizes[1] / self.vq.k)
+        self.vq.sums.copy_(self.vq.books * self.vq.usage[..., None])
+        self.unquantised = -1
+
+    def batch(self):
+        B, frames = self.sizes[:2]
+        i = torch.randint(len(self.audio) - frames * HOP, (B,), device=self.dev)
+        return self.audio[i[:, None] + torch.arange(frames * HOP, device=self.dev)[None]].float() / 32768
+
+    def quantise(self, x):
+        if self.frozen:
+            with torch.no_grad():
+                return self.vq(self.enc(x))[0], x.new_zeros(())
+        y = self.enc(x)
+        if self.step < self.unquantised:
+            return y, y.new_zeros(())
+        if self.step == self.unquantised:
+            self.vq.kmeans(y.detach())
+        some, B, n = torch.rand(len(x), device=self.dev) < 0.4, len(x), self.vq.n
+        return self.vq(y, torch.where(some, torch.randint(1, n + 1, (B,), device=self.dev), n))[:2]
+
+    def adversarial(self, real_sound, made):
+        """One step of the discriminators; the decoder's loss against them."""
+        n = self.args.gan_items
+        real_sound, made = real_sound[:n], made[:n]
+        pairs = zip(self.disc(real_sound), self.disc(made.detach()), strict=True)
+        loss = sum(((1 - a[0]) ** 2).mean() + (b[0] ** 2).mean() for a, b in pairs)
+        self.opt_d.zero_grad(set_to_none=True)
+        loss.backward()
+        self.opt_d.step()
+        self.gan_steps += 1
+        if self.gan_steps <= 100:
+            return 0.0
+        fake = self.disc(made)
+        with torch.no_grad():
+            real = self.disc(real_sound)
+        adv = sum(((1 - f[0]) ** 2).mean() for f in fake)
+        features = sum(
+            (a - b).abs().mean() / b.abs().mean().clamp(min=1e-3)
+            for f, r in zip(fake, real, strict=True)
+            for a, b in zip(f[1], r[1], strict=True)
         )
-    if step % 2000 == 1999:
-        save(args.out)
-    step += 1
-save(args.out)
+        if self.step % self.every == 0:
+            self.info = {"ld": float(loss.detach()), "adv": float(adv.detach()), "fm": float(features.detach())}
+        return min(1, (self.gan_steps - 100) / 300) * (0.15 * adv + 0.10 * features)
+
+    def train_step(self, fraction):
+        args, (_, frames, part, warm) = self.args, self.sizes
+        for g in self.opt_g.param_groups:
+            g["lr"] = args.lr * min(1, (self.step + 1) / 200) * (1.02 - fraction)
+        for g in self.opt_d.param_groups:
+            g["lr"] = 3e-4 * (1 - fraction) + 2e-5
+        x = self.batch()
+        q, commit = self.quantise(x)
+        h = self.dec.frame(q)
+        s = int(torch.randint(frames - part + 1, ()))
+        made = self.wave(h[..., s : s + part])[:, warm * HOP :]
+        wanted = x[:, (s + warm) * HOP : (s + part) * HOP]
+        sc, lm, mel = self.spec(made, wanted)
+        loss = sc + lm + args.mel * mel + 0.25 * commit
+        if fraction >= args.gan:
+            loss = loss + self.adversarial(wanted, made)
+        self.opt_g.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.trained, 2.0)
+        self.opt_g.step()
+        with torch.no_grad():
+            d = min(args.ema, self.step / (self.step + 20))
+            torch._foreach_lerp_(list(self.ema.values()), list(self.dec.state_dict().values()), 1 - d)
+        if self.step % self.every == 0:
+            print(
+                f"step {self.step} {fraction:.1%} sc {sc.item() / 2:.3f} lm {lm.item() / 2:.3f} "
+                f"mel {mel.item() / 3:.3f} commit {float(commit):.4f}",
+                {k: round(v, 3) for k, v in self.info.items()},
+                flush=True,
+            )
+        self.step += 1
+
+    @torch.no_grad()
+    def evaluate(self):
+        """Losses of the averaged decoder on held-out audio, and how evenly the codes are used."""
+        self.vq.eval()
+        keep = {k: v.clone() for k, v in self.dec.state_dict().items()}
+        self.dec.load_state_dict(self.ema)
+        size = min(100 * HOP, len(self.held))
+        x = self.held[: len(self.held) // size * size].float().view(-1, size) / 32768
+        q, _, codes = self.vq(self.enc(x))
+        sc, lm, mel = self.spec(self.dec(q), x)
+        use = [torch.bincount(codes[..., j].flatten(), minlength=self.vq.k) for j in range(self.vq.n)]
+        share = [u.float() / codes[..., 0].numel() for u in use]
+        self.dec.load_state_dict(keep)
+        self.vq.train(not self.frozen)
+        return {
+            "sc": round(float(sc) / 2, 4),
+            "logmag": round(float(lm) / 2, 4),
+            "mel": round(float(mel) / 3, 4),
+            "perplexity": [round(float((-(v * (v + 1e-9).log()).sum()).exp()), 1) for v in share],
+        }
+
+    def save(self, trained):
+        """The codec so far (halves), and the state that the next call goes on from."""
+
+        def half(part):
+            return {k: v.half().cpu() for k, v in part.items()}
+
+        result = self.evaluate()
+        codec = {
+            "dec": half(self.ema),
+            "enc": half(self.enc.state_dict()),
+            "disc": half(self.disc.state_dict()),
+            "books": self.vq.books.half().cpu(),
+            "eval": result,
+            "steps": self.step,
+        }
+        state = {name: getattr(self, name).state_dict() for name in self.saved}
+        state |= {"ema": self.ema, "step": self.step, "gan_steps": self.gan_steps, "trained": trained}
+        for value, path in ((codec, self.args.out), (state, self.args.out + ".state")):
+            with pace.whole(path) as f:
+                torch.save(value, f)
+        print(f"saved at step {self.step}, {trained:.0f} s:", result, flush=True)
+
+
+def main():
+    args = arguments()
+    clock = pace.Pace(args.seconds, args.minutes)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    training = Training(args)
+    torch.manual_seed(training.step)
+    hours = len(training.audio) / 86.4e6
+    sizes = {n: sum(q.numel() for q in getattr(training, n).parameters()) for n in ("dec", "enc", "disc")}
+    print(f"{hours:.2f} hours of audio; parameters: {sizes}", flush=True)
+    clock.start(training.before)
+    saved = time.monotonic()
+    while (fraction := clock.fraction) < 1 and not clock.call_is_over:
+        training.train_step(fraction)
+        if time.monotonic() - saved > 120:
+            training.save(clock.trained)
+            saved = time.monotonic()
+    fraction = clock.fraction
+    training.save(clock.trained)
+    clock.leave(fraction)
+
+
+if __name__ == "__main__":
+    main()

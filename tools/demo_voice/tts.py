@@ -22,7 +22,7 @@ IDS = {
 LANG = {"english": CB + 2}
 TALKER = {
     "hidden_size": 256,
-    "intermediate_size": 384,
+    "intermediate_size": 768,
     "num_hidden_layers": 5,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -32,7 +32,7 @@ TALKER = {
 }
 CP = {
     "hidden_size": 256,
-    "intermediate_size": 384,
+    "intermediate_size": 512,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
