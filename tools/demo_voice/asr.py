@@ -9,13 +9,13 @@ import numpy as np
 import packages
 from scipy.signal import resample_poly
 
-from qwen_megakernel.text.normalize import NormalizerStream
-
 _decoder = []
 
 
 def words(text):
     """Words in lower case, numbers in words, so that a recogniser may write either."""
+    from qwen_megakernel.text.normalize import NormalizerStream
+
     stream = NormalizerStream("english")
     return re.findall(r"[a-z']+", (stream.push(text) + stream.finish()).lower())
 

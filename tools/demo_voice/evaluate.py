@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""evaluate.py OUT.json VOICE ... [--only GROUP ...] [--style FILE] [--threads N]:
-predicted opinion scores, and the words that are recognised.
+"""evaluate.py OUT.json VOICE ... [--only GROUP ...] [--style FILE] [--threads N]
+[--measures NAME ...]: predicted opinion scores, and the words that are recognised.
 
 A VOICE is `teacher`, a CODEC.pt (the teachers' speech after the codec alone), or whatever
 `--model` takes (`demo`, a checkpoint's folder), spoken by this package's engine. Every speaker says
@@ -18,6 +18,8 @@ import asr
 import numpy as np
 import teacher
 import torch
+
+MEASURES = ("distill", "dnsmos", "whisper", "pocketsphinx")
 
 
 def groups():
@@ -64,43 +66,52 @@ def engine(model, speaker):
 
 
 class Measures:
-    def __init__(self, threads):
-        # distillmos imports torchaudio, but uses it only to read files.
-        sys.modules.setdefault("torchaudio", types.ModuleType("torchaudio"))
-        import distillmos
-        import speechmos.dnsmos
+    def __init__(self, names, threads):
+        self.names = names
+        if "distill" in names:
+            # distillmos imports torchaudio, but uses it only to read files.
+            sys.modules["torchaudio"] = types.ModuleType("torchaudio")
+            import distillmos
 
-        self.distill, self.dnsmos = distillmos.ConvTransformerSQAModel().eval(), speechmos.dnsmos
-        self.whisper = asr.Whisper(threads)
+            del sys.modules["torchaudio"]
+            self.distill = distillmos.ConvTransformerSQAModel().eval()
+        if "dnsmos" in names:
+            import speechmos.dnsmos
+
+            self.dnsmos = speechmos.dnsmos
+        if "whisper" in names:
+            self.whisper = asr.Whisper(threads)
 
     def row(self, texts, waves):
-        heard = self.whisper.transcribe(waves), asr.transcribe(waves)
         at16k = [asr.to_16k(w).astype(np.float32) for w in waves]
-        with torch.no_grad():
-            mos = [float(self.distill(torch.from_numpy(x)[None])) for x in at16k]
-        overall = [float(self.dnsmos.run(x, sr=16000)["ovrl_mos"]) for x in at16k]
-        return {
-            "distill_mos": round(float(np.mean(mos)), 2),
-            "lowest": round(min(mos), 2),
-            "dnsmos": round(float(np.mean(overall)), 2),
-            "whisper": asr.score(texts, heard[0]),
-            "pocketsphinx": asr.score(texts, heard[1]),
+        row = {
             "level": round(float(teacher.level(np.concatenate(waves))), 1),
             "seconds": round(sum(map(len, waves)) / teacher.RATE, 1),
-            "heard": heard[0],
         }
+        if "distill" in self.names:
+            with torch.no_grad():
+                mos = [float(self.distill(torch.from_numpy(x)[None])) for x in at16k]
+            row |= {"distill": round(float(np.mean(mos)), 2), "lowest": round(min(mos), 2)}
+        if "dnsmos" in self.names:
+            # DNSMOS looks at 9.01 s: repeat shorter speech to just that, or it looks at each repetition many times.
+            enough = [np.resize(x, max(len(x), 144160)) for x in at16k]
+            overall = [float(self.dnsmos.run(x, sr=16000)["ovrl_mos"]) for x in enough]
+            row["dnsmos"] = round(float(np.mean(overall)), 2)
+        if "whisper" in self.names:
+            heard = self.whisper.transcribe(waves)
+            row |= {"whisper": asr.score(texts, heard), "heard": heard}
+        if "pocketsphinx" in self.names:
+            row["pocketsphinx"] = asr.score(texts, asr.transcribe(waves))
+        return row
 
 
 def table(result):
     print("| voice | speaker | sentences | Distill-MOS (lowest) | DNSMOS | words, whisper / pocketsphinx | dB |")
     print("|---|---|---|---:|---:|---:|---:|")
     for key, r in result.items():
-        words = " / ".join(f"{100 * r[k]['recognised']:.1f}" for k in ("whisper", "pocketsphinx"))
-        name, speaker, group = key.split(", ")
-        print(
-            f"| {name} | {speaker} | {group} | {r['distill_mos']:.2f} ({r['lowest']:.2f}) | {r['dnsmos']:.2f} "
-            f"| {words} % | {r['level']:.1f} |"
-        )
+        words = " / ".join(f"{100 * r[k]['recognised']:.1f} %" if k in r else "-" for k in ("whisper", "pocketsphinx"))
+        opinion = f"{r['distill']:.2f} ({r['lowest']:.2f})" if "distill" in r else "-"
+        print("|", " | ".join([*key.split(", "), opinion, str(r.get("dnsmos", "-")), words, str(r["level"])]), "|")
 
 
 def main():
@@ -110,10 +121,11 @@ def main():
     p.add_argument("--only", nargs="+", help="groups of sentences")
     p.add_argument("--style", help="am_michael.bin of the package kokoro-js")
     p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--measures", nargs="+", default=MEASURES, choices=MEASURES)
     a = p.parse_args()
     torch.set_num_threads(a.threads)
     result = json.loads(a.out.read_text()) if a.out.exists() else {}
-    measures = Measures(a.threads)
+    measures = Measures(a.measures, a.threads)
     for voice in a.voices:
         name = Path(voice).stem
         for speaker in teacher.SPEAKERS:

@@ -1,31 +1,37 @@
 #!/bin/bash
-# run.sh WORK: the whole pipeline, in the order of README.md.  Expects in WORK: espeak/ (libraries and
-# espeak-ng-data), texts.txt.gz (make_text.py), tok/ (make_tokenizer.py), codec0.pt (a first codec).
+# run.sh WORK STAGE: one stage of README.md, for at most MINUTES. Status 3: run the same stage again.
+# WORK holds texts.txt.gz (make_text.py) and am_michael.bin (from kokoro-js); stages fill the rest.
 set -e
-W=$(realpath "$1") PY=${PY:-python3} DEV=${DEV:-cuda} CORES=${CORES:-16}
-cd "$(dirname "$0")"
-export OMP_NUM_THREADS=4
+W=$(realpath "$1") PY=${PY:-python3} DEV=${DEV:-cuda} CORES=${CORES:-16} MINUTES=${MINUTES:-9}
+HERE=$(cd "$(dirname "$0")" && pwd)
+cd "$HERE"
+export PYTHONPATH=$HERE/../..:$PYTHONPATH OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
+T=$W/spoken.txt.gz S=$W/am_michael.bin M="--minutes $MINUTES --device $DEV"
 
-join() { # the audio of a folder as one stream
-  $PY -c "import glob, sys, numpy as np
-f = sorted(glob.glob(sys.argv[1] + '/audio_*.npy'))
-np.save(sys.argv[1] + '.npy', np.concatenate([np.load(x) for x in f]))" "$1"
+teach() { # SPEAKER HOURS
+  $PY teacher.py "$T" "$W/audio" "$1" "$2" --minutes "$MINUTES" --workers "$CORES" --device "$DEV" --style "$S" $SHARE
 }
 
-$PY everyday_text.py "$W/texts.txt.gz" sent50.txt "$W/texts2.txt.gz" 150000 80000
-$PY make_audio.py "$W/texts2.txt.gz" "$W/espeak" "$W/first" 8500 "$CORES" && join "$W/first"
-$PY train_codec.py "$W/first.npy" "$W/codec1.pt" 290 --init "$W/codec0.pt" --device "$DEV"
-$PY make_audio.py "$W/texts2.txt.gz" "$W/espeak" "$W/audio" 170000 "$CORES"
-$PY encode.py "$W/audio" "$W/codec1.pt" "$W/codes.npz" "$DEV"
-$PY train_talker.py "$W/codes.npz" "$W/texts2.txt.gz" "$W/tok" "$W/tts.pt" 1080 --device "$DEV"
-$PY make_audio.py "$W/texts2.txt.gz" "$W/espeak" "$W/second" 25000 "$CORES" && join "$W/second"
-# of this run the weights of the first half are the result: codec2_plain.pt, saved before the
-# discriminators join
-$PY train_codec.py "$W/second.npy" "$W/codec2.pt" 960 --init "$W/codec1.pt" --decoder-only \
-  --gan 0.5 --gan-items 32 --lr 8e-4 --mel 3 --ema 0.999 --device "$DEV"
-$PY ceiling.py "$W/codec2_plain.pt" "$W/espeak" sent50.txt "$CORES"
-$PY sweep.py "$W/tts.pt" "$W/codec2_plain.pt" "$W/tok" sent50.txt "$W/sweep.json" --device "$DEV" \
-  --settings 0.5,20,0.5,20 0.7,50,0.7,50 0.9,50,0.9,50 0,1,0,1
-$PY export.py "$W/tts.pt" "$W/codec2_plain.pt" "$W/tok" "$W/checkpoint" 0.5 20 0.5 20
-$PY parity.py "$W/checkpoint" "$W/tts.pt" "$W/codec2_plain.pt" "$W/tok"
-$PY evaluate.py "$W/checkpoint" "$W/espeak" sent50.txt "$W/eval.json"
+case $2 in
+  texts) $PY everyday_text.py "$W/texts.txt.gz" held_out.txt "$T" 150000 80000
+    $PY make_tokenizer.py "$T" "$W/tok" 1000 ;;
+  # ---- first run: a codec by spectral losses
+  ada) teach ada "${HOURS:-15}" ;;
+  max) teach max "${HOURS:-15}" ;;
+  codec) $PY train_codec.py "$W/audio" "$W/codec1.pt" "${SECONDS_IN_ALL:-1200}" $M --gan 2 ;;
+  gate-codec) $PY evaluate.py "$W/gates.json" "$W/codec1.pt" --style "$S" ${MEASURES:+--measures $MEASURES} ;;  # >= 2.7 and 98 % of the words
+  # ---- second run: discriminators; codes stay valid from here on
+  codec-gan) $PY train_codec.py "$W/audio" "$W/codec2.pt" "${SECONDS_IN_ALL:-1200}" $M --init "$W/codec1.pt" --gan 0.02 --lr 5e-4 ;;
+  gate-codec-gan) $PY evaluate.py "$W/gates.json" "$W/codec2.pt" --style "$S" ${MEASURES:+--measures $MEASURES} ;;  # >= 3.3
+  # ---- third run: after `ada` and `max` with HOURS=60
+  encode) $PY encode.py "$W/audio" "$W/codec2.pt" "$W/codes.npz" $M ;;
+  talker) $PY train_talker.py "$W/codes.npz" "$T" "$W/tok" "$W/tts.pt" "${SECONDS_IN_ALL:-1080}" $M $ROWS ;;
+  sweep) $PY sweep.py "$W/tts.pt" "$W/codec2.pt" "$W/tok" "$W/sweep.json" --device "$DEV" --workers "$CORES" \
+    --settings 0.5,20,0.5,20 0.7,50,0.7,50 0.9,50,0.9,50 0.7,50,0.1,20 0,1,0,1 ;;
+  export) $PY export.py "$W/tts.pt" "$W/codec2.pt" "$W/tok" "$W/checkpoint" ${SAMPLING:-0.5 20 0.5 20} ;;
+  gate-talker) $PY evaluate.py "$W/gates.json" "$W/checkpoint" --style "$S" ;;  # within 0.3 of the codec alone
+  parity) $PY parity.py "$W/checkpoint" "$W/tts.pt" "$W/codec2.pt" "$W/tok" ;;
+  *) echo "run.sh WORK STAGE, with a stage out of: texts ada max codec gate-codec codec-gan gate-codec-gan encode" \
+    "talker sweep export gate-talker parity" >&2
+    exit 2 ;;
+esac

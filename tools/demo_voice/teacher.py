@@ -107,8 +107,6 @@ class Kokoro:
         import kokoro_torch
         import torch
 
-        if device == "cpu":
-            torch.set_num_threads(1)
         self.net, self.batch = kokoro_torch.load(device), 400 if device == "cpu" else 12000
         self.styles = torch.from_numpy(np.fromfile(style, np.float32).reshape(-1, 256))
 
@@ -210,6 +208,9 @@ def start(speaker, style, speaks):
     os.environ["OMP_NUM_THREADS"] = "1"
     _reader.append(Reader())
     if speaks:
+        import torch
+
+        torch.set_num_threads(1)
         _teacher.append(open_teacher(speaker, style))
 
 

@@ -57,7 +57,7 @@ class Training:
         self.args, self.dev = args, args.device
         toy = self.dev == "cpu"
         # items; frames of an item; frames of it decoded; of these left out of the loss
-        self.sizes = (2, 24, 10, 6) if toy else (64, 96, 26, 6)
+        self.sizes = (4, 40, 9, 6) if toy else (64, 96, 26, 6)
         self.every = 1 if toy else 200
         self.audio, self.held = sound(args.audio, self.dev)
         self.enc, self.vq, self.dec = MelEncoder().to(self.dev), RVQ().to(self.dev), Decoder().to(self.dev)
