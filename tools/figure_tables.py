@@ -57,6 +57,12 @@ def models(**fields) -> dict[str, dict]:
     return {f"{card}, {size.upper()}": {"card": card, "size": size, **fields} for card, size in product(CARDS, SIZES)}
 
 
+def on_cards(field: str, cases: dict[str, object]) -> dict[str, dict]:
+    """A row for each card and case, with the case's value in `field`."""
+    pairs = product(CARDS, cases.items())
+    return {f"{card}, {case}": {"card": card, field: value} for card, (case, value) in pairs}
+
+
 def with_cases(cases: dict[str, dict]) -> dict[str, dict]:
     """A row for each card, size and case."""
     pairs = product(models().items(), cases.items())
@@ -140,10 +146,9 @@ TABLES = {
         head="p50, p95, p99, ms",
         path=FIRST_AUDIO,
         columns={size.upper(): {"size": size, "of": "p50 & p95 & p99"} for size in SIZES},
-        rows={
-            f"{card}, {label}": {"card": card, "case": case}
-            for card in CARDS
-            for label, case in {
+        rows=on_cards(
+            "case",
+            {
                 "one after the other": "plain",
                 "the first utterance after load": "the first utterance after load",
                 "after 5 s of doing nothing": "after 5 s idle",
@@ -154,8 +159,8 @@ TABLES = {
                 "cloned voice, later sentences": "clone of 5 s, later sentences",
                 "the vocoder alone, 1 frame of 1 stream": "vocoder, 1 frame of 1 streams",
                 "the vocoder alone, 1 frame of 8 streams": "vocoder, 1 frame of 8 streams",
-            }.items()
-        },
+            },
+        ),
     ),
     "real-time factor": Table(
         head="RTF",
@@ -221,11 +226,7 @@ TABLES = {
         path="measure_replicas > 0.6b > results > replicas={count}, rate_of_one={rate} > p50 & p95 & p99",
         form=".1f",
         columns={f"{rate} a second for each": {"rate": rate} for rate in (20, 30, 40)},
-        rows={
-            f"{card}, {label}": {"card": card, "count": count}
-            for card in CARDS
-            for label, count in {"one replica": 1, "two": 2}.items()
-        },
+        rows=on_cards("count", {"one replica": 1, "two": 2}),
     ),
     "pipecat": Table(
         head="ms",
@@ -236,17 +237,16 @@ TABLES = {
             for size in SIZES
             for count in (1, 8)
         },
-        rows={
-            f"{card}, {label}": {"card": card, "of": of}
-            for card in CARDS
-            for label, of in {
+        rows=on_cards(
+            "of",
+            {
                 "first audio, p50, p95, p99": "first audio > p50 & p95 & p99",
                 "loop stall, p99, max": "loop stall > p99 & max",
                 "interruption to silence, at most": "interruption to last piece > max",
                 "interruption to a free slot, at most": "interruption to free slot > max",
                 "gaps that listeners heard": "gaps",
-            }.items()
-        },
+            },
+        ),
     ),
     "change of voice": Table(
         head="demo voice, CPU",

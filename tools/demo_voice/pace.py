@@ -7,6 +7,7 @@ import sys
 import time
 
 MORE = 3  # exit status: run the same command again
+SAVE_S = 120
 
 
 @contextlib.contextmanager
@@ -51,6 +52,20 @@ class Pace:
     @property
     def call_is_over(self):
         return self.clock() - self.opened >= 60 * self.minutes
+
+    def train(self, training, step):
+        """Call `step(fraction)` until the training or the call is over, then end the program. `training`:
+        `before` is what earlier calls trained, in seconds; `save` is called every two minutes and at the end."""
+        self.start(training.before)
+        saved = self.clock()
+        while (fraction := self.fraction) < 1 and not self.call_is_over:
+            step(fraction)
+            if self.clock() - saved > SAVE_S:
+                training.save(self.trained)
+                saved = self.clock()
+        fraction = self.fraction
+        training.save(self.trained)
+        self.leave(fraction)
 
     def leave(self, fraction):
         """End the program, with the status that says whether the training is complete."""

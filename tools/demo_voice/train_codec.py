@@ -8,7 +8,6 @@ valid. Discriminators join at the share --gan of the time (2: never).
 """
 
 import argparse
-import time
 from pathlib import Path
 
 import numpy as np
@@ -222,16 +221,7 @@ def main():
     hours = len(training.audio) / 86.4e6
     sizes = {n: sum(q.numel() for q in getattr(training, n).parameters()) for n in ("dec", "enc", "disc")}
     print(f"{hours:.2f} hours of audio; parameters: {sizes}", flush=True)
-    clock.start(training.before)
-    saved = time.monotonic()
-    while (fraction := clock.fraction) < 1 and not clock.call_is_over:
-        training.train_step(fraction)
-        if time.monotonic() - saved > 120:
-            training.save(clock.trained)
-            saved = time.monotonic()
-    fraction = clock.fraction
-    training.save(clock.trained)
-    clock.leave(fraction)
+    clock.train(training, training.train_step)
 
 
 if __name__ == "__main__":

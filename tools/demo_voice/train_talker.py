@@ -9,7 +9,6 @@ calls as it takes: a call goes on from OUT.pt.state, and status 3 says that more
 import argparse
 import gzip
 import math
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -190,19 +189,8 @@ def main():
     torch.manual_seed(training.step)
     count = sum(q.numel() for q in training.net.parameters())
     print(f"{count} parameters, {len(training.corpus.frames)} utterances", flush=True)
-    clock.start(training.before)
-    saved = time.monotonic()
-    for table in training.batches(lambda: clock.fraction < args.short):
-        fraction = clock.fraction
-        if fraction >= 1 or clock.call_is_over:
-            break
-        training.train_step(table, fraction)
-        if time.monotonic() - saved > 120:
-            training.save(clock.trained)
-            saved = time.monotonic()
-    fraction = clock.fraction
-    training.save(clock.trained)
-    clock.leave(fraction)
+    tables = training.batches(lambda: clock.fraction < args.short)
+    clock.train(training, lambda fraction: training.train_step(next(tables), fraction))
 
 
 if __name__ == "__main__":
