@@ -201,7 +201,7 @@ def floors_ms(config: ModelConfig) -> dict[str, float]:
 
 
 def first_audio_floor_ms(config: ModelConfig) -> float:
-    """Milliseconds to read everything before the first chunk of one frame: the talker twice for a prompt of up to 16
-    rows, a frame's weights, and the vocoder's."""
+    """Milliseconds to read everything before the first chunk of one frame: a frame's weights, of which the talker's
+    also serve a prompt of up to 16 rows, and the vocoder's."""
     floors = floors_ms(config)
-    return 2 * floors["pass"] + floors["frame"] + floors["vocoder"]
+    return floors["frame"] + floors["vocoder"]

@@ -1,12 +1,14 @@
 """How long does one frame of 16 codes take, and how far is that from the hardware's floor?
 
     python benchmarks/measure_decode.py [--size 0.6b|1.7b|demo] [--positions 200 2000] [--columns 1 8]
-                                        [--weights bf16|fp8|fp8-predictor] [--frames 200] [--stages] [--no-torch]
+                                        [--weights bf16|fp8|fp8-predictor] [--frames 200] [--stages] [--graph]
+                                        [--no-torch]
 
 Random weights at the published dims, sampling as published for both models (or --greedy), a full penalty history,
 checked codes. The floor is the bytes of a frame (talker once, code predictor 15 times, heads) over the card's measured
 read bandwidth, 4.67 TB/s on an H200. A prefill's floor is one talker pass a launch. --stages uses a separate build with
-a clock, in which a frame takes a little longer.
+a clock, in which a frame takes a little longer. --graph adds a baseline: the frame as a CUDA graph of ordinary kernels
+(graph_frame.py), with and without programmatic dependent launches. Its logits are compared with the kernel's.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import time
 
 import torch
 from common import about, build_with, commit, machine, positive, read_ms, spread
+from graph_frame import POSITIONS, GraphFrame
 
 from qwen_megakernel.backend import build
 from qwen_megakernel.backend.megakernel import STAGES, MegakernelFrameDecoder
@@ -80,6 +83,41 @@ class Frames:
         return times
 
 
+def graph_times_ms(
+    kernel: MegakernelFrameDecoder, config: ModelConfig, tensors: dict, sampling: SamplingParams, programmatic: bool
+) -> torch.Tensor:
+    """Milliseconds of frames of a CUDA graph around position 200. Before, its first frame behind a prompt must have the
+    kernel's logits."""
+    greedy = GREEDY.over(config.sampling)
+    temperature = sampling.temperature if sampling.do_sample else 0.0
+    graph = GraphFrame(config, tensors, temperature=0.0, programmatic=programmatic)
+    rows = torch.randn(20, config.talker.stack.hidden_size, device=graph.device).to(torch.bfloat16)
+    kernel.start(0, Prompt(rows, rows[:1], rows[0]), greedy)
+    _, logits = kernel.observe()
+    kernel.launch([0])
+    (codes,) = kernel.collect()
+    kernel._launcher.observe(None, None, None)
+    graph.seek(0)
+    for row in rows[:-1].float():
+        graph.row(row)
+    graph.hidden[0] = rows[-1]
+    graph.run()
+    same = 0  # groups whose input codes are the same
+    while same < len(codes) and int(graph.codes[same]) == int(codes[same]):
+        same += 1
+    for group in range(min(same + 1, len(codes))):
+        vocab = config.talker.code_predictor.vocab_size  # code 0 has more, which are never drawn
+        ours, theirs = logits[0, group, :vocab], graph.logits[group, :vocab]
+        error = float((ours - theirs).norm() / ours.norm())
+        assert error < 0.03, f"the graph's logits of group {group} differ from the kernel's by {error:.1%}"
+    if temperature:
+        graph = GraphFrame(config, tensors, temperature=temperature, programmatic=programmatic)
+    repeats = 100
+    graph.seek(200 - repeats // 2 - 20)
+    assert 200 + repeats // 2 < POSITIONS
+    return times_ms(graph.run, repeats)
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -90,10 +128,13 @@ def main() -> None:
     parser.add_argument("--greedy", action="store_true")
     parser.add_argument("--weights", choices=WEIGHTS, default="bf16")
     parser.add_argument("--stages", action="store_true", help="also the kernel's own clock, stage by stage")
+    parser.add_argument("--graph", action="store_true", help="also a CUDA graph of ordinary kernels")
     parser.add_argument("--no-torch", action="store_true", help="leave out the PyTorch backend")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("it times the kernel: a CUDA GPU is needed")
+    if args.graph and (args.size == "demo" or args.weights != "bf16"):
+        parser.error("--graph: its kernels are for bf16 weights of 0.6b and 1.7b")
     device = torch.device("cuda")
     config = ModelConfig.from_folder(DEMO_FOLDER) if args.size == "demo" else synthetic_config(args.size)
     tensors = quantized(random_talker(config, device, seed=torch.seed() % 2**31), WEIGHTS[args.weights])
@@ -163,6 +204,9 @@ def main() -> None:
             for name, us in zip(STAGES, stages, strict=True):
                 print(f"  {name:26}  {us:9.1f} us  {us / sum(stages):6.1%}")
             results[f"stages_us, columns {columns}"] = dict(zip(STAGES, stages, strict=True))
+    for programmatic in (False, True) if args.graph else ():
+        label = "CUDA graph of kernels" + (", programmatic" if programmatic else "")
+        report(label, graph_times_ms(kernel, config, tensors, sampling, programmatic), columns=1)
     if not args.no_torch:
         plain = dequantized(tensors, torch.bfloat16)
         backend = TorchFrameDecoder(config, plain, Embeddings(config.talker, plain), slots=1, max_positions=limit)

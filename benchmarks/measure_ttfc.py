@@ -3,7 +3,7 @@
     python benchmarks/measure_ttfc.py [--size 0.6b|1.7b|demo] [--only idle busy ...] [--utterances 100]
 
 Random weights at the published dims, sampling as published, a new text of 10 words and another speaker every time, one
-process. The floor is the time to read the weights: the talker's twice for a prompt of up to 16 rows, a frame's and the
+process. The floor is the time to read the weights of a frame, which a prompt of up to 16 rows shares, and the
 vocoder's once. Cases:
 
     plain     one after the other, 0 to 30 ms apart

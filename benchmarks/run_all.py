@@ -32,7 +32,7 @@ from common import MODELS, above_0, commit, commit_time
 
 HERE = Path(__file__).parent
 GPU = {
-    "measure_decode": ("--size {size} --positions 200 2000 --columns 1 8 16 --no-torch", 15),
+    "measure_decode": ("--size {size} --positions 200 2000 --columns 1 8 16 --graph --no-torch", 30),
     "measure_ttfc": ("--size {size} --utterances 50", 80),
     "measure_rtf": ("--size {size} --streams 1 8 --repeats 5", 15),
     "measure_load": ("--size {size} --rates 10 20 40 60 --live 128 330 --throughput 64 --seconds 10", 110),

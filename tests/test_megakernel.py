@@ -374,6 +374,30 @@ def test_a_prompt_is_the_same_however_it_is_cut(model):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("slots", [4, 16])
+def test_a_first_frame_that_skips_the_talker_says_what_one_that_runs_it_says(model, slots):
+    """A prefill takes a prompt's last row along. `seek` makes the frame forget that. With 16 slots, one prompt's last
+    launch is full, so the talker runs for all."""
+    config, tensors, _ = model
+    rows = random.sample(range(2, 48), 3) + [random.randint(49, 140)] if slots == 4 else [17, 1, *range(2, 16)]
+    prompts = [random_prompt(config, n) for n in rows]
+    kernel = MegakernelFrameDecoder(config, tensors, slots=slots, max_positions=256)
+    seen = observed(kernel, config)
+
+    def said(some, forget):
+        for slot in some:
+            sampling = SamplingParams(seed=slot).over(MIXED[slot % len(MIXED)]).over(config.sampling)
+            kernel.start(slot, prompts[slot], sampling)
+            if forget:
+                kernel._launcher.seek(slot, len(prompts[slot].rows) - 1, 0)
+        return [x.nan_to_num(0) for _ in range(3) for x in step(kernel, some, *seen)]
+
+    for some in ([0], [1, 2], [2], [3], list(range(slots)), list(range(2, slots))):
+        assert all(map(torch.equal, said(some, False), said(some, True)))
+    kernel._launcher.observe(None, None, None)
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("size", ["0.6b", "1.7b", "demo"])
 @pytest.mark.parametrize("weights", ["fp8", "fp8-predictor"])
 def test_fp8_weights_say_to_the_bit_what_they_say_dequantised(size, weights):

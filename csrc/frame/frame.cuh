@@ -130,7 +130,7 @@ struct Frame {
     const Context<T> context(mine, p.column, p.columns);
     const uint8_t* ribbon =
         p.talker.ribbon + static_cast<size_t>(block) * p.talker.layers * kLayerStages<T> * kStageBytes;
-    for (int index = 0; index < p.talker.layers; index++) {
+    for (int index = p.talked ? p.talker.layers : 0; index < p.talker.layers; index++) {
       ribbon = ring.copy(ribbon, qkv, 0, p.talker_pace, patience, lane);
       copy_context<T>(ring, context, p.column[mine.column].pages, layer_kv(p, index, mine.kv_head), page_stride(p),
                       p.talker_pace, patience, lane);
@@ -273,6 +273,13 @@ struct Frame {
     return make_float4(code.x + text.x, code.y + text.y, code.z + text.z, code.w + text.w);
   }
 
+  // What talk() left, of a prompt's last row that its prefill took along.
+  static __device__ __forceinline__ void resume(const FrameParams& p, Thread& b) {
+    b.epoch = p.epoch + p.talker.layers;
+    if (owns<T>(b)) b.residual = p.column[owned_column<T>(b)].residual[owned_row<T>(b)];
+    publish_residual<T>(b, Place<T>(b), b.x.h_mlp, owned_value<T>(b, p.talker.norm));
+  }
+
   // Leaves the residual behind the last layer, ready for the final norm's matrix, in x.h_mlp.
   static __device__ __forceinline__ void talk(const FrameParams& p, Thread& b) {
     auto first_input = [&](int from, InputOf<T::kHidden>& in) {
@@ -308,6 +315,8 @@ struct Frame {
                  attend_pages<T>(b, p.talker, index, mine, p.column, layer_kv(p, index, mine.kv_head), page_stride(p));
                });
     }
+    if (!p.prefill || !owns<T>(b)) return;
+    if (float* residual = p.column[owned_column<T>(b)].residual) residual[owned_row<T>(b)] = b.residual;
   }
 
   // Send the embeddings of the last codes, or at first the talker's hidden state, through the layers. Up to two rows a
@@ -434,7 +443,8 @@ struct Frame {
       if (b.lane < sequences) b.s.draw.code[b.warp][b.lane] = p.tables.first + b.lane;
       __syncwarp();
     } else {
-      talk(p, b);
+      if (p.talked) resume(p, b);
+      else talk(p, b);
       if (p.prefill) return;
       choose_first(p, b);
     }

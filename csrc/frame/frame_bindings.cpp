@@ -15,9 +15,10 @@ using Tensors = std::map<std::string, torch::Tensor>;
 using Settings = std::map<std::string, double>;
 
 struct Slot {
-  qmk::Column column{};                    // of the next launch, but for its text row
-  torch::Tensor pages, seen, row, recent;  // kept alive
-  torch::Tensor text, pad, input_text;     // bf16 [n][hidden], [hidden], [hidden]
+  qmk::Column column{};                              // of the next launch, but for its text row
+  torch::Tensor pages, seen, row, residual, recent;  // kept alive
+  torch::Tensor text, pad, input_text;               // bf16 [n][hidden], [hidden], [hidden]
+  bool talked = false;                               // the talker's layers took its next input: residual is there
 };
 
 class Launcher {
@@ -117,12 +118,14 @@ class Launcher {
   // A new sequence in a slot, at position 0. Tensors belong to the slot; `row` is its next input. kept: keys and values
   // bf16 [pages][...] of a prompt's first `rows` rows, or none.
   void begin(int64_t slot, const torch::Tensor& pages, const torch::Tensor& seen, const torch::Tensor& row,
-             const torch::Tensor& recent, const c10::optional<torch::Tensor>& kept, int64_t rows) {
+             const torch::Tensor& residual, const torch::Tensor& recent, const c10::optional<torch::Tensor>& kept,
+             int64_t rows) {
     Slot& s = at(slot);
-    s.pages = pages, s.seen = seen, s.row = row, s.recent = recent;
+    s.pages = pages, s.seen = seen, s.row = row, s.residual = residual, s.recent = recent, s.talked = false;
     qmk::Column& c = s.column;
     c = {};
     c.row = c.next_row = data_of<float>(row, "row", torch::kFloat32, hidden_);
+    data_of<float>(residual, "residual", torch::kFloat32, hidden_);
     c.pages = data_of<int>(pages, "pages", torch::kInt32, 1);
     c.seen = data_of<uint8_t>(seen, "seen", torch::kUInt8, 1);
     c.recent = data_of<int>(recent, "recent", torch::kInt32, qmk::kRecentFrames * qmk::kGroups);
@@ -155,7 +158,8 @@ class Launcher {
   }
   // Where a slot stands, once its pages were filled by another hand (kept prefixes, tests, benchmarks).
   void seek(int64_t slot, int64_t position, int64_t frame) {
-    at(slot).column.position = static_cast<int>(position), at(slot).column.frame = static_cast<int>(frame);
+    Slot& s = at(slot);
+    s.column.position = static_cast<int>(position), s.column.frame = static_cast<int>(frame), s.talked = false;
   }
 
   // Keys and values of consecutive prompt rows.
@@ -180,15 +184,20 @@ class Launcher {
     Slot& s = at(slot);
     check_id(id);
     s.column.input_text = data_of<qmk::bf16>(text, "text", torch::kBFloat16, hidden_);
-    s.column.input_id = static_cast<int>(id), s.input_text = text;
+    s.column.input_id = static_cast<int>(id), s.input_text = text, s.talked = false;
   }
 
-  // The rest of a prompt, from row `from` on: rows bf16 [n][hidden]. The last row is the first frame's input.
+  // The rest of a prompt, from row `from` on: rows bf16 [n][hidden]. The last row is the first frame's input. If the
+  // last launch has a column free, it takes that row along. A frame of such sequences alone then skips the talker,
+  // which takes a quarter of a frame. In other company the talker takes the row once more, with the same result.
   void enter(int64_t slot, const torch::Tensor& rows, int64_t from) {
     const int64_t last = rows.size(0) - 1;
     data_of<qmk::bf16>(rows, "rows", torch::kBFloat16, (from + 1) * hidden_);
-    if (from < last) prefill(slot, rows.slice(0, from, last).to(torch::kFloat32));
-    at(slot).row.copy_(rows[last]);
+    Slot& s = at(slot);
+    const bool along = from < last && (last - from) % qmk::kMostColumns != 0;
+    if (from < last) prefill(slot, rows.slice(0, from, last + along).to(torch::kFloat32));
+    s.column.position -= along, s.talked = along;
+    s.row.copy_(rows[last]);
   }
 
   // Queue one frame of each of these slots.
@@ -199,15 +208,17 @@ class Launcher {
                 message(qmk::kLaunchesAhead, " launches wait to be collected; collect() first"));
     for (auto slot : slots) room(at(slot), 1);
     qmk::FrameParams p = p_;
-    p.columns = 0;
+    p.columns = 0, p.talked = 1;
     for (auto slot : slots) {
       Slot& s = at(slot);
       qmk::Column& c = p.column[p.columns++] = s.column;
+      if (s.talked) c.residual = s.residual.data_ptr<float>();
+      else p.talked = 0;
       c.first_fresh = c.position;
       const bool text = s.text.defined() && c.frame < s.text.size(0);
       c.text_row = reinterpret_cast<const qmk::bf16*>(text ? s.text.data_ptr() : s.pad.data_ptr()) +
                    (text ? c.frame * hidden_ : 0);
-      s.column.position++, s.column.frame++, s.column.input_id = qmk::kPrecomputed;
+      s.column.position++, s.column.frame++, s.column.input_id = qmk::kPrecomputed, s.talked = false;
     }
     const int i = launched_ % qmk::kLaunchesAhead;
     p.codes = codes_.data_ptr<int>() + i * columns_ * qmk::kResultWords;
@@ -284,6 +295,7 @@ class Launcher {
   template <class Input>
   void take_rows(Slot& s, int64_t n, Input input) {
     room(s, n);
+    s.talked = false;
     for (int64_t from = 0; from < n;) {
       qmk::FrameParams p = p_;
       p.prefill = 1;
@@ -296,6 +308,7 @@ class Launcher {
         p.column[i].first_fresh = first;
       }
       s.column.position += p.columns, from += p.columns;
+      if (from == n) p.column[p.columns - 1].residual = s.residual.data_ptr<float>();
       launch(p, p.talker.layers);
     }
   }

@@ -61,6 +61,7 @@ struct Column {
   const bf16* input_text;       // [hidden]
   const bf16* text_row;         // [hidden] added to the sum of embeddings
   float* next_row;              // [hidden] the next position's input
+  float* residual;              // [hidden] behind the talker's last layer: see FrameParams::talked
   const int* pages;             // this slot's page table
   uint8_t* seen;                // [codec vocabulary] code 0 ids spoken so far
   int* recent;                  // [kRecentFrames][kGroups] the codes of frame f at f % kRecentFrames, for the vocoder
@@ -110,7 +111,8 @@ struct FrameParams {
   Pace talker_pace, predictor_pace;  // heads and adapter go at the predictor's
   int pinned;                        // of 15 stages of the predictor: they ask to stay in L2 from pass to pass
   int columns;
-  int prefill;  // 1: only the talker's layers run, for their keys and values
+  int prefill;  // 1: only the talker's layers run, for their keys and values, and for a column's residual if it has one
+  int talked;   // 1: they ran in an earlier launch, and every column's residual is there
   int eos_id, first_suppressed_id, min_frames;
   int* codes;  // [columns][kResultWords] out; code 0 == eos_id: speech has ended
   Column column[kMostColumns];

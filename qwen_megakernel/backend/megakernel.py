@@ -235,13 +235,15 @@ class MegakernelFrameDecoder:
         pages = torch.arange(slots * self._pages, dtype=torch.int32, device=device)
         self._page_tables = pages.view(slots, self._pages)
         self._rows = torch.zeros(slots, stack.hidden_size, device=device)  # next inputs
+        residuals = torch.zeros_like(self._rows)  # of prompts' last rows, behind the talker
         self._seen = torch.zeros(slots, talker.vocab_size, dtype=torch.uint8, device=device)
         self.recent_codes = torch.zeros(slots, RECENT_FRAMES, groups, dtype=torch.int32, device=device)
         self._nothing = torch.zeros(stack.hidden_size, dtype=torch.bfloat16, device=device)
         stored = torch.float8_e4m3fn if "talker" in fp8 else torch.bfloat16
         listed = places(stack, extension.BLOCKS, stored)
         self._long = PagedPrefill(extension, stack, self.buffers, listed, page=PAGE_POSITIONS, pages=self._pages)
-        self._of_slot = list(zip(self._page_tables, self._seen, self._rows, self.recent_codes, strict=True))
+        of_slot = (self._page_tables, self._seen, self._rows, residuals, self.recent_codes)
+        self._of_slot = list(zip(*of_slot, strict=True))
 
     @property
     def weight_bytes(self) -> int:
