@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 import common
+import graph_frame
 import measure_drift
 import numpy as np
 import peers
@@ -24,6 +25,7 @@ from pipecat.utils.string import match_endofsentence
 from serving import running
 
 from qwen_megakernel import BackendError, RequestError, SamplingParams, TTSEngine, cli
+from qwen_megakernel.backend.build import find_nvcc
 from qwen_megakernel.check import bench
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
@@ -378,6 +380,15 @@ def test_a_file_of_another_machine_or_commit_is_not_continued(tmp_path, asked, m
     with pytest.raises(SystemExit):
         asked("--output", str(tmp_path))
     assert "goes on with what it left out; or delete it" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
+def test_the_graph_of_kernels_compiles_and_refuses_what_it_has_no_kernel_for():
+    library = graph_frame.compiled((9, 0))
+    assert library.graph_product(1000, False, 1, *[None] * 5, 8, False, True, None) == -1
+    with pytest.raises(RuntimeError, match="compute capability 9.0"):
+        graph_frame.compiled((8, 9))
 
 
 def test_every_benchmark_is_in_the_list_of_all():

@@ -117,6 +117,17 @@ TABLES = {
         rows=with_cases(PEERS),
         comparison=True,
     ),
+    "graphs": Table(
+        head="a frame of one stream, ms",
+        path="measure_decode > {size} > results > {how} > p50",
+        columns={
+            "this kernel": {"how": "kernel, columns 1, position 200"},
+            "a CUDA graph of kernels, programmatic launches": {"how": "CUDA graph of kernels, programmatic"},
+            "without those": {"how": "CUDA graph of kernels"},
+        },
+        rows=models(),
+        comparison=True,
+    ),
     "frames": Table(
         head="ms",
         path=FRAME,

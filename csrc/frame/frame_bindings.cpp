@@ -78,13 +78,12 @@ class Launcher {
     p_.eos_id = static_cast<int>(settings.at("eos_id"));
     p_.first_suppressed_id = static_cast<int>(settings.at("first_suppressed_id"));
     p_.min_frames = static_cast<int>(settings.at("min_frames"));
-    // Measured on an H200 (docs/log.md, 2026-11-22): wider matrices want more on the way; the predictor, of which a
-    // part stays in L2, may ask a little less often.
+    // Measured on an H200 (docs/log.md, 2026-11-26): wider matrices want more on the way, those of E4M3 half as much.
     // Fewer blocks ask for as much together.
-    const int blocks = 128 / qmk::kBlocks;
-    p_.talker_pace = {std::max<int>(2, static_cast<int>(hidden_) / 512) * blocks,
+    const int blocks = 128 / qmk::kBlocks, wide = static_cast<int>(hidden_) / 512;
+    p_.talker_pace = {std::max(2, qmk::kFp8Talker ? wide / 2 : wide) * blocks,
                       cycles_between_copies(device_.index(), 1.4)};
-    p_.predictor_pace = {2 * blocks, cycles_between_copies(device_.index(), 1.2)};
+    p_.predictor_pace = {(qmk::kFp8Predictor ? 1 : 2) * blocks, cycles_between_copies(device_.index(), 1.6)};
     p_.pinned = pinned_stages(device_.index(), static_cast<double>(tensors_.at("predictor.ribbon").nbytes()));
     p_.spin_limit = static_cast<uint32_t>(settings.at("spin_limit"));
     // Pinned host memory that the kernel writes itself: no copy behind the launch.
@@ -269,13 +268,13 @@ class Launcher {
     return static_cast<uint32_t>(qmk::kCopyBytes / bytes_a_cycle / rate);
   }
   // Of 15 stages of the predictor's weights, which every frame reads 15 times, those that stay in L2. All where they
-  // fit. Else a fifth at most: more slowed an H200's frame down, with 157 MB in bf16 as with 79 MB in E4M3
-  // (docs/log.md).
+  // fit. Else 40 % of L2, a fifth of the weights at most: more slowed an H200's frame down (2 of 15 are best in bf16,
+  // 3 in E4M3; docs/log.md, 2026-11-26).
   static int pinned_stages(int device, double bytes) {
     int l2 = 0;
     check_cuda(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device));
     if (bytes < 0.85 * l2) return 15;
-    return std::min(3, static_cast<int>(15 * 0.6 * l2 / bytes + 0.5));
+    return std::min(3, static_cast<int>(15 * 0.4 * l2 / bytes + 0.5));
   }
   Slot& at(int64_t slot) {
     TORCH_CHECK(slot >= 0 && slot < static_cast<int64_t>(slots_.size()),
