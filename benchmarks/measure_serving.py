@@ -53,8 +53,10 @@ def over_http(port: int, model: str, response_format: str = "pcm") -> Callable[[
         began = time.perf_counter()
         line.request("POST", "/v1/audio/speech", body, {"Content-Type": "application/json"})
         response = line.getresponse()
-        assert response.status == 200 and response.read(2)
+        first = response.read(2)
         took = 1000 * (time.perf_counter() - began)
+        if response.status != 200 or not first:
+            raise RuntimeError(f"{response_format}: HTTP {response.status}: {(first + response.read(500)).decode()}")
         line.close()  # cancels the rest
         line.connect()
         line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -78,12 +78,14 @@ class Launcher {
     p_.eos_id = static_cast<int>(settings.at("eos_id"));
     p_.first_suppressed_id = static_cast<int>(settings.at("first_suppressed_id"));
     p_.min_frames = static_cast<int>(settings.at("min_frames"));
-    // Measured on an H200 (docs/log.md, 2026-11-26): wider matrices want more on the way, those of E4M3 half as much.
-    // Fewer blocks ask for as much together.
+    // Measured on an H100 and an H200 (docs/log.md, 2026-11-26): wider matrices want more on the way, those of E4M3
+    // half as much and less often; so do launches of 16 columns. Fewer blocks ask for as much together.
     const int blocks = 128 / qmk::kBlocks, wide = static_cast<int>(hidden_) / 512;
     p_.talker_pace = {std::max(2, qmk::kFp8Talker ? wide / 2 : wide) * blocks,
                       cycles_between_copies(device_.index(), 1.4)};
-    p_.predictor_pace = {(qmk::kFp8Predictor ? 1 : 2) * blocks, cycles_between_copies(device_.index(), 1.6)};
+    wide_pace_ = {(qmk::kFp8Predictor ? 1 : 2) * blocks, cycles_between_copies(device_.index(), 1.2)};
+    p_.predictor_pace = {wide_pace_.stages,
+                         qmk::kFp8Predictor ? wide_pace_.cycles : cycles_between_copies(device_.index(), 1.6)};
     p_.pinned = pinned_stages(device_.index(), static_cast<double>(tensors_.at("predictor.ribbon").nbytes()));
     p_.spin_limit = static_cast<uint32_t>(settings.at("spin_limit"));
     // Pinned host memory that the kernel writes itself: no copy behind the launch.
@@ -219,6 +221,7 @@ class Launcher {
                    (text ? c.frame * hidden_ : 0);
       s.column.position++, s.column.frame++, s.column.input_id = qmk::kPrecomputed, s.talked = false;
     }
+    if (p.columns > qmk::kNarrowColumns) p.predictor_pace = wide_pace_;
     const int i = launched_ % qmk::kLaunchesAhead;
     p.codes = codes_.data_ptr<int>() + i * columns_ * qmk::kResultWords;
     for (int column = 0; column < p.columns; column++) p.codes[column * qmk::kResultWords + qmk::kGroups] = 0;
@@ -345,6 +348,7 @@ class Launcher {
   std::array<torch::Tensor, 3> observed_;
   std::array<cudaEvent_t, qmk::kLaunchesAhead> done_{};
   int64_t launched_ = 0, collected_ = 0, epoch_ = 0;
+  qmk::Pace wide_pace_{};  // the predictor's in wide launches
   qmk::FrameParams p_{};
 };
 

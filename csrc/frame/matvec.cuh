@@ -9,13 +9,9 @@
 
 namespace qmk {
 
-// Fragments of weights that are fetched before their input is there, beside so many sums of 4 registers: 32 registers,
-// or 16 where a second tile of columns needs the rest. Half as many where sums take more than 24 registers. Gate and up
-// of the code predictor, three sums, fetch all 12 of E4M3: to widen some later would hold up the product.
-constexpr int early_units(int sums, bool tall_fp8) {
-  const int most = tall_fp8 && sums == 3 ? 12 : sums > 6 ? 4 : 8;
-  return kColumnTiles > 1 ? most / 2 : most;
-}
+// Fragments of weights that are fetched before their input is there: 32 registers, or 16 where a second tile of columns
+// needs the rest. Half as many where a block's rows need more than 24 registers for their sums.
+constexpr int kEarlyUnits = kColumnTiles > 1 ? 4 : 8;
 // An input is on its way while weights are fetched, where there are registers for both: not beside a second tile of
 // columns.
 constexpr bool kAskEarly = kColumnTiles == 1;
@@ -83,7 +79,7 @@ struct Matvec {
     constexpr int kAtOnce = steps_at_once(Count);
     static_assert(Count % kAtOnce == 0 && (kTall || kAtOnce == Count || kAtOnce % 2 == 0));
     constexpr int kUnits = kTiles * (kTall ? Count : (Count + 1) / 2), kStages = part_stages(Count),
-                  kMost = early_units(kTiles * kChains, Fp8 && kTall) / kStageUnits,
+                  kMost = (kTiles * kChains > 6 ? kEarlyUnits / 2 : kEarlyUnits) / kStageUnits,
                   kEarly = min_of(kStages, kMost), kBefore = kAskEarly ? min_of(kEarly, kStagesBeforeAsking) : kEarly;
     static_assert(Count == kSteps<K> || kUnits % kWhole == 0, "a part of K ends with a stage");
     uint4 early[kEarly][kStageUnits];
