@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -127,11 +128,14 @@ def measure(engine: TTSEngine, port: int, model: str, args: argparse.Namespace) 
         ways = {
             "in this process": in_process(engine),
             "HTTP": over_http(port, model),
-            "HTTP, MP3": over_http(port, model, "mp3"),
             "WebSocket": over_websocket(line, whole=True),
             "WebSocket, in pieces": over_websocket(other, whole=False),
             "vLLM-Omni's socket": over_stream_socket(stream),
         }
+        if find_spec("av"):
+            ways["HTTP, MP3"] = over_http(port, model, "mp3")
+        else:
+            print("no MP3: the server needs the package av for it")
         times: dict[str, list[float]] = {way: [] for way in ways}
         for turn in range(args.requests + 5):
             text, seed = sentence(), random.randrange(2**31)
