@@ -76,9 +76,11 @@ def test_a_changed_number_is_found(copy, name):
 
 
 def test_a_changed_file_changes_every_page_that_shows_it(copy):
-    path = copy / "benchmarks" / "results" / "nvidia-h200-f2d4fa0.json"
-    assert path.read_text().count("3.1,") == 1
-    path.write_text(path.read_text().replace("3.1,", "3.2,"))
+    shown = next(Results(copy).of("H200", False))
+    path = copy / "benchmarks" / "results" / f"{shown.name}.json"
+    told = json.loads(path.read_text())
+    told["benchmarks"]["measure_ttfc"]["0.6b"]["said"]["results"]["plain"]["p50"] += 1
+    path.write_text(json.dumps(told))
     shown = [name for name, text in pages(ROOT).items() if "<!-- figures: speed -->" in text]
     assert changed(copy) == sorted(shown) and len(shown) == 3, "all show one answer"
 
@@ -130,7 +132,7 @@ def test_a_later_change_of_speed_makes_all_files_old(copy):
     timed = {file.name for sheet in write_pages(copy) if sheet.timed for file in sheet.shown}
     old = old_of(write_pages(copy))
     assert set(old) == timed > set(OLD)
-    assert "nvidia-h100-80gb-hbm3-6ea3852" in old, "this is what the test above then finds missing in OLD"
+    assert set(old) - set(OLD), "what the test above then finds missing in OLD"
 
 
 def test_a_new_file_is_shown_alone_and_leaves_the_list(copy):
@@ -171,8 +173,8 @@ def test_cells_of_several_files_have_letters():
     sheet = Sheet(Results(ROOT), "README.md")
     table = sheet.table(TABLES["speed"])
     assert len(sheet.shown) > 1 and "<sup>a</sup>" in table and "\na: NVIDIA" in table
-    sheet = Sheet(Results(ROOT), "docs/benchmarks.md")
-    table = sheet.table(TABLES["real-time factor"])
+    sheet = Sheet(Results(ROOT), "docs/benchmarks.md", timed=False)
+    table = sheet.table(TABLES["change of voice"])
     assert len(sheet.shown) == 1 and "<sup>" not in table and "](../benchmarks/results/" in table
 
 

@@ -9,13 +9,8 @@ import measure_load
 import measure_peers
 
 OLD = (
-    "nvidia-h100-80gb-hbm3-d3d8046",
-    "nvidia-h200-04babcc",
+    "nvidia-h100-80gb-hbm3-d5cd581",
     "nvidia-h200-82e3b58",
-    "nvidia-h200-8bfc46e",
-    "nvidia-h200-911a4ba",
-    "nvidia-h200-d3d8046",
-    "nvidia-h200-f2d4fa0",
     "nvidia-h200-x2-79b8293",
 )
 """Files that pages show although speed has changed since. Measure anew until none is left."""

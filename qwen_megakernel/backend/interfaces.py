@@ -42,8 +42,9 @@ class FrameDecoder(Protocol):
         """Memory of everything but keys and values."""
 
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
-        """Begin a sequence in a slot: prefill the prompt, all but its last row at least. Its prefix is computed separately.
-        Its keys and values are kept as long as the `Prefix` lives, and other prompts with that prefix copy them.
+        """Begin a sequence in a slot: prefill the prompt, all but its last row at least. A prompt's prefix is computed
+        separately. Its keys and values are kept as long as the `Prefix` lives, and other prompts with that prefix copy
+        them.
         `slot`: 0..slots-1; its old content is lost. `prompt`: at most `max_positions` - 1 rows. `sampling`: every field
         set; the seed too if anything is drawn."""
 
