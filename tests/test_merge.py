@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import re
 import shutil
 import sys
@@ -141,6 +142,8 @@ def followed(tiny, tmp_path_factory):
     the page says of kinds of PEFT that are refused."""
     folder = tmp_path_factory.mktemp("followed")
     shutil.copytree(tiny("base", eos_gain=NO_EOS), folder / "base")
+    settings = folder / "base" / "generation_config.json"  # the page's own utterance would fill its slot
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"max_new_tokens": 40}))
     with TTSEngine.load(folder / "base", **ENGINE) as engine:
         timbre = engine.create_voice((reference_audio(), 24000))
     timbre.save(folder / "me.safetensors")

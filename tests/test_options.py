@@ -22,6 +22,7 @@ from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.server.fields import told_apart
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.speech import shared
 from qwen_megakernel.speech.options import CLIENTS, COMMANDS, ENTRANCES, SERVERS, table
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
@@ -72,6 +73,8 @@ class Asked(contextlib.ExitStack):
         monkeypatch.setattr(TTSEngine, "begin", noted)
         monkeypatch.setattr(TTSEngine, "load", lambda *_args, **_options: engine)
         monkeypatch.setattr(TTSEngine, "close", lambda *_args: None)
+        nothing = dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)  # full collections take a second each
+        monkeypatch.setattr(shared, "gc", SimpleNamespace(**nothing))
         monkeypatch.setattr(batch, "load_for_good", lambda *_args: engine)
 
     @staticmethod
