@@ -145,7 +145,7 @@ def endless(tiny) -> contextlib.AbstractContextManager[Running]:
 
 def cloning(tiny, **options) -> contextlib.AbstractContextManager[Running]:
     """A server for a Base checkpoint; `tiny` is the fixture."""
-    folder, sizes = tiny("base", size="tiny", eos_gain=2.0), {"max_streams": 3, "max_positions": 512}
+    folder, sizes = tiny("base", size="tiny", eos_gain=4.0), {"max_streams": 3, "max_positions": 512}
     return ready(lambda: TTSEngine.load(folder, device="cpu", queue_timeout=PATIENCE_S, **sizes), **options)
 
 

@@ -34,10 +34,12 @@ def heard(engine_for):
 @pytest.mark.parametrize("how", [{"non_streaming_mode": True}, slow_case({"non_streaming_mode": False})], ids=str)
 def test_numbers_are_understood(heard, how):
     """By the clearest speaker, in three of five attempts at least four of the five words."""
-    words = re.findall("[a-z]+", NUMBERS.lower())
-    said = [heard(NUMBERS, seed, speaker="max", **how) for seed in range(1, 6)]
-    hits = [sum(word in attempt for word in words) for attempt in said]
-    assert sorted(hits)[2] >= 4, said
+    words, said, understood = re.findall("[a-z]+", NUMBERS.lower()), [], 0
+    for seed in range(1, 6):
+        if understood < 3:  # the others would not change it
+            said.append(heard(NUMBERS, seed, speaker="max", **how))
+            understood += sum(word in said[-1] for word in words) >= 4
+    assert understood == 3, said
 
 
 @pytest.mark.slow
@@ -46,8 +48,7 @@ def test_the_speakers_are_equally_loud(engine_for):
     levels = []
     for speaker in ("ada", "max", "oliver"):
         said = [
-            engine_for("demo").generate(text, speaker=speaker, sampling=SamplingParams(seed=seed)).samples
-            for seed in range(2)
+            engine_for("demo").generate(text, speaker=speaker, sampling=SamplingParams(seed=0)).samples
             for text in (OTHER, "My sister bought a small red car yesterday.")
         ]
         samples = np.concatenate(said)
