@@ -279,7 +279,7 @@ def act(engine: TTSEngine, request: dict, expected, how: str, rest: float) -> No
 
 @pytest.mark.parametrize(
     "gain, width, most_frames, slots",
-    [(4.0, 8, 128, 3), (6.0, 1, 16, 3), slow_case(2.0, 2, 8, 5)],
+    [(4.0, 8, 128, 3), (6.0, 1, 16, 3), slow_case(2.0, 2, 8, 4)],
 )
 def test_what_is_queued_ahead_says_what_is_said_one_by_one(tiny, load, fresh_seed, gain, width, most_frames, slots):
     folder, rng = tiny("custom_voice", eos_gain=gain), random.Random(fresh_seed)

@@ -105,9 +105,9 @@ def test_long_text_is_said_sentence_by_sentence(server):
 
 
 FEW_CHARACTERS = {
-    "russian": "Привет, как дела? Сегодня хорошая погода, и мы идём гулять в парк. " * 4,
-    "chinese": "今天天气很好，我们去公园散步吧。" * 12,
-    "a word of 400": "Hello there, how are you? " * 4 + "x" * 400,
+    "russian": "Привет, как дела? Сегодня хорошая погода, и мы идём гулять в парк. " * 2,
+    "chinese": "今天天气很好，我们去公园散步吧。" * 4,
+    "a word of 400": "Hello there, how are you? " + "x" * 400,
 }
 
 
@@ -118,7 +118,7 @@ def test_few_characters_that_are_many_tokens_are_said_whole(tiny, text):
     with ready(lambda: TTSEngine.load(folder, **OPTIONS)) as server:
         made = server.post(input=text, voice="default", response_format="pcm", seed=1)
         pieces = [said(server, piece, seed=1, speaker=None) for piece in server.service.engine.pieces(text)]
-    assert made.status_code == 200 and made.content == b"".join(pieces)
+    assert made.status_code == 200 and len(pieces) > 1 and made.content == b"".join(pieces)
 
 
 @pytest.fixture(scope="module")
@@ -545,7 +545,7 @@ def test_nothing_that_fits_or_breaks_the_description_is_an_error_of_ours(server)
     for operation in operations:
         for mode in modes if operation.path == SPEECH else modes[:1]:
 
-            @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+            @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
             @given(operation.as_strategy(generation_mode=mode))
             def check(case) -> None:
                 answer = case.call(timeout=PATIENCE_S)
