@@ -104,6 +104,7 @@ def collections_are_quick():
 def cycles_free_their_gpu_memory():
     yield
     if torch.cuda.is_initialized():
+        gc.unfreeze()
         gc.collect()
         torch.cuda.empty_cache()
 
