@@ -202,6 +202,14 @@ MIXED = [
 ]
 
 
+def at_the_edge_of_top_p(draw, logits, noise, code):
+    """Whether sampling.py draws that code too if top-p's edge moves by a rounding error: the order of an fp32 sum over
+    up to 3,072 shares is free. A draw lies there about once in a million."""
+    return draw.top_p < 1 and any(
+        int(dataclasses.replace(draw, top_p=draw.top_p + moved)(logits, noise)) == code for moved in (-1e-6, 1e-6)
+    )
+
+
 def check_draws(config, kernel, mixed):
     """A stream of each setting side by side, every code of 60 frames: sampling.py on the kernel's logits."""
     cpu = torch.device("cpu")
@@ -215,10 +223,11 @@ def check_draws(config, kernel, mixed):
         drawn, logits = (x.cpu() for x in step(kernel, range(len(mixed)), logits_out))
         for c, s in enumerate(settings):
             noise = gumbel_noise(s.seed, frame, range(1), vocab, cpu)[0]
-            expected = [Draw.code0(s)(rules[c](logits[c, 0].clone(), frame), noise)]
+            draws = [(Draw.code0(s), rules[c](logits[c, 0].clone(), frame), noise)]
             noise = gumbel_noise(s.seed, frame, range(1, 16), codes_vocab, cpu)
-            expected += [Draw.predictor(s)(logits[c, g, :codes_vocab], noise[g - 1]) for g in range(1, 16)]
-            assert drawn[c].tolist() == [int(e) for e in expected], (frame, c)
+            draws += [(Draw.predictor(s), logits[c, g, :codes_vocab], noise[g - 1]) for g in range(1, 16)]
+            for (draw, *given), code in zip(draws, drawn[c].tolist(), strict=True):
+                assert int(draw(*given)) == code or at_the_edge_of_top_p(draw, *given, code), (frame, c)
             if drawn[c, 0] != config.talker.codec_eos_id:  # speech would end
                 rules[c].remember(drawn[c, 0])
     kernel._launcher.observe(None, None, None)
@@ -253,18 +262,24 @@ def test_100_000_draws_equal_the_python_samplers(small_model, sampling):
     for slot in range(8):
         kernel.start(slot, random_prompt(config, 9), s)
     _, logits_out = observed(kernel, config)
-    draw0, draw, wrong = torch.vmap(Draw.code0(s)), torch.vmap(Draw.predictor(s)), 0
+    edges = 0
     for frame in range(782):
         drawn, logits = step(kernel, range(8), logits_out)
+        first = torch.stack([rules[c](logits[c, 0], frame) for c in range(8)])
         noise = gumbel_noise(s.seed, frame, range(1), vocab, GPU).expand(8, vocab)
-        wrong += (draw0(torch.stack([rules[c](logits[c, 0], frame) for c in range(8)]), noise) != drawn[:, 0]).sum()
-        noise = gumbel_noise(s.seed, frame, range(1, 16), codes_vocab, GPU).repeat(8, 1)
-        expected = draw(logits[:, 1:, :codes_vocab].flatten(0, 1), noise).view(8, 15)
-        wrong += (expected != drawn[:, 1:]).sum()
+        others = logits[:, 1:, :codes_vocab].flatten(0, 1)
+        noises = gumbel_noise(s.seed, frame, range(1, 16), codes_vocab, GPU).repeat(8, 1)
+        for draw, *given, codes in (
+            (Draw.code0(s), first, noise, drawn[:, 0]),
+            (Draw.predictor(s), others, noises, drawn[:, 1:].flatten()),
+        ):
+            for i in (torch.vmap(draw)(*given) != codes).nonzero().flatten().tolist():
+                assert at_the_edge_of_top_p(draw, *(x[i] for x in given), int(codes[i])), (frame, i)
+                edges += 1
         for c in range(8):
             rules[c].remember(drawn[c, 0])
     kernel._launcher.observe(None, None, None)
-    assert int(wrong) == 0
+    assert edges <= 3, "a draw lies at top-p's edge about once in a million"
 
 
 def say(kernel, slot, prompt, sampling, frames):
