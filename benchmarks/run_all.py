@@ -33,18 +33,18 @@ from common import MODELS, above_0, commit, commit_time
 HERE = Path(__file__).parent
 GPU = {
     "measure_decode": ("--size {size} --positions 200 2000 --columns 1 8 16 --graph --no-torch", 30),
-    "measure_ttfc": ("--size {size} --utterances 50", 80),
+    "measure_ttfc": ("--size {size} --utterances 50", 115),
     "measure_rtf": ("--size {size} --streams 1 8 --repeats 5", 15),
-    "measure_load": ("--size {size} --rates 10 20 40 60 --live 128 330 --throughput 64 --seconds 10", 110),
+    "measure_load": ("--size {size} --rates 10 20 40 60 --live 128 330 --throughput 64 256 --seconds 10", 95),
     "measure_peers": ("--size {size} --utterances 20", 150),
-    "measure_listeners": ("--size {size} --rates 10 40 60 --live 64 330 --seconds 5", 115),
-    "measure_pipecat": ("--size {size} --pipelines 1 8 --rates 24000 --utterances 12", 55),
-    "measure_decode, FP8": ("--size {size} --positions 200 --columns 1 8 16 --no-torch --weights fp8", 15),
+    "measure_listeners": ("--size {size} --rates 10 40 60 --live 64 330 --seconds 5", 100),
+    "measure_pipecat": ("--size {size} --pipelines 1 8 --rates 24000 --utterances 12", 35),
+    "measure_decode, FP8": ("--size {size} --positions 200 --columns 1 8 16 --no-torch --weights fp8", 10),
     "measure_serving": ("--size {size} --requests 60", 25),
-    "measure_e2e": ("--size {size} --turns 8", 55),
+    "measure_e2e": ("--size {size} --turns 8", 60),
     "measure_fp8": ("--size {size} demo --frames 16", 90),
-    "measure_clone": ("--size {size} --requests 10", 35),
-    "measure_open": ("--size {size} --seconds 10", 50),
+    "measure_clone": ("--size {size} --requests 10", 45),
+    "measure_open": ("--size {size} --seconds 10", 45),
     "measure_batch": ("--size {size} --lines 500 --streams 64 --repeats 1", 60),
 }
 """By name: options, and seconds that one size takes on an H200. {size} is replaced by each size. The most important
