@@ -1,6 +1,7 @@
 """Others' clients, as they are published, against the server: run with `make test-clients`."""
 
 import asyncio
+import gc
 import importlib.util
 import re
 from contextlib import aclosing
@@ -28,6 +29,13 @@ pytestmark = [
 
 ONCE = APIConnectOptions(max_retry=0, timeout=PATIENCE_S)
 EXAMPLE = Path(__file__).parents[1] / "examples" / "livekit_agent.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def their_sockets_are_collected_here():
+    """And not before the next file's first test, which is not told to ignore them."""
+    yield
+    gc.collect()
 
 
 def demo() -> TTSEngine:
