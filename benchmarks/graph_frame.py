@@ -5,6 +5,7 @@ which favours it. `programmatic` lets each kernel load its weights while the one
 """
 
 import ctypes
+import functools
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ POSITIONS, HEADS, HEAD_DIM, GROUPS = 256, 16, 128, 16
 TALKER, PREDICTOR = "talker.model", "talker.code_predictor.model"
 
 
+@functools.cache
 def compiled(capability: tuple[int, int]) -> ctypes.CDLL:
     """For a card's compute capability. Raises RuntimeError: no nvcc, a card before Hopper, or nvcc's complaint."""
     nvcc = find_nvcc()

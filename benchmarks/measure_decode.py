@@ -105,8 +105,8 @@ def graph_times_ms(
     same = 0  # groups whose input codes are the same
     while same < len(codes) and int(graph.codes[same]) == int(codes[same]):
         same += 1
+    vocab = config.talker.code_predictor.vocab_size  # code 0 has more, which are never drawn
     for group in range(min(same + 1, len(codes))):
-        vocab = config.talker.code_predictor.vocab_size  # code 0 has more, which are never drawn
         ours, theirs = logits[0, group, :vocab], graph.logits[group, :vocab]
         error = float((ours - theirs).norm() / ours.norm())
         assert error < 0.03, f"the graph's logits of group {group} differ from the kernel's by {error:.1%}"

@@ -16,7 +16,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,6 +24,7 @@ from websockets.sync.client import connect
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.check.bench import sentence
+from qwen_megakernel.speech.encoders import missing
 
 
 def in_process(engine: TTSEngine) -> Callable[[str, int], float]:
@@ -132,10 +132,10 @@ def measure(engine: TTSEngine, port: int, model: str, args: argparse.Namespace) 
             "WebSocket, in pieces": over_websocket(other, whole=False),
             "vLLM-Omni's socket": over_stream_socket(stream),
         }
-        if find_spec("av"):
-            ways["HTTP, MP3"] = over_http(port, model, "mp3")
+        if why := missing("mp3"):
+            print(why)
         else:
-            print("no MP3: the server needs the package av for it")
+            ways["HTTP, MP3"] = over_http(port, model, "mp3")
         times: dict[str, list[float]] = {way: [] for way in ways}
         for turn in range(args.requests + 5):
             text, seed = sentence(), random.randrange(2**31)

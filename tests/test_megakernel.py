@@ -279,7 +279,7 @@ def test_100_000_draws_equal_the_python_samplers(small_model, sampling):
         for c in range(8):
             rules[c].remember(drawn[c, 0])
     kernel._launcher.observe(None, None, None)
-    assert edges <= 3, "a draw lies at top-p's edge about once in a million"
+    assert edges <= 1, "a draw lies at top-p's edge about once in a million"
 
 
 def say(kernel, slot, prompt, sampling, frames):

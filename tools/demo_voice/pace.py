@@ -19,6 +19,15 @@ def whole(path):
     os.replace(new, path)
 
 
+def save(out, result, state):
+    """A training's result so far, and beside it the state that the next call goes on from."""
+    import torch  # workers that only read texts need none
+
+    for value, path in ((result, out), (state, out + ".state")):
+        with whole(path) as f:
+            torch.save(value, f)
+
+
 def result(task, end, pool):
     """What a worker returns; if the call's time is over before that, the program ends. What it
     was at is made again in the next call."""

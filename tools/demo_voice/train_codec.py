@@ -205,9 +205,7 @@ class Training:
         }
         state = {name: getattr(self, name).state_dict() for name in self.saved}
         state |= {"ema": self.ema, "step": self.step, "gan_steps": self.gan_steps, "trained": trained}
-        for value, path in ((codec, self.args.out), (state, self.args.out + ".state")):
-            with pace.whole(path) as f:
-                torch.save(value, f)
+        pace.save(self.args.out, codec, state)
         print(f"saved at step {self.step}, {trained:.0f} s:", result, flush=True)
 
 

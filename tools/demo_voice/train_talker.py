@@ -174,9 +174,7 @@ class Training:
         self.swap()
         state = {name: getattr(self, name).state_dict() for name in ("net", "phone_head", "opt")}
         state |= {"ema": self.ema, "step": self.step, "trained": trained}
-        for value, path in ((result, self.args.out), (state, self.args.out + ".state")):
-            with pace.whole(path) as f:
-                torch.save(value, f)
+        pace.save(self.args.out, result, state)
         print(f"saved at step {self.step}, {trained:.0f} s:", val, flush=True)
 
 
