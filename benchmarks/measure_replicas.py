@@ -4,7 +4,7 @@
 
 Needs the extra [ray]. Each replica has its own GPU. 0 replicas: `qwen-megakernel serve`, without Ray. --rates are for
 one replica; N replicas get 0.95 N times as many requests. They carry that if the time to first audio does not grow.
-Random weights at the published dims, end of speech suppressed: an utterance fills its slot, 5 s; its text has six
+Random weights at the published dims, end of speech suppressed: every utterance is 5.04 s long (63 frames), its text six
 words. Its listener starts with the first audio and hears a gap if more comes late. Clients run in their own processes.
 TTFC runs from the moment a request was due to its first audio in the client's hands.
 """
@@ -30,12 +30,18 @@ from common import (
     wait_until_ready,
 )
 from measure_listeners import crowd, poisson
+from measure_load import FRAMES
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 
-POSITIONS = 80  # of a slot: the prompt and about 63 frames
+POSITIONS = 128  # of a slot: the prompt and FRAMES
 WORDS = 6  # of a text
 SHARE = 0.95  # of N times one replica's rate
+ENVIRONMENT = {  # as examples/ray/one_box.yaml has it; Ray reads it when it is imported
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "qwen_megakernel.serve_ray_proxy.middleware",
+}
 
 
 @contextmanager
@@ -70,7 +76,7 @@ def main() -> None:
     parser.add_argument("--clients", type=positive, default=4, help="client processes")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.update(ENVIRONMENT)
     results = []
     with random_model(args.size) as folder, multiprocessing.get_context("spawn").Pool(args.clients) as pool:
         print(f"{machine()}, {os.cpu_count()} CPUs, commit {commit()}, {args.size}, {args.slots} slots a replica")
@@ -81,8 +87,9 @@ def main() -> None:
         for count in args.replicas:
             up = replicas(folder, args.device, args.slots, count) if count else server(folder, *options)
             with up as url:
-                asked = (pool, args.clients, "HTTP", f"{url}/v1/audio/speech", WORDS, {"model": Path(folder).name})
-                crowd(*asked, poisson(args.rates[0], 2))  # warm-up: connections, and what is made once
+                fields = {"model": Path(folder).name, "max_frames": FRAMES}
+                asked = (pool, args.clients, "HTTP", f"{url}/v1/audio/speech", WORDS, fields)
+                crowd(*asked, [0.0, *poisson(args.rates[0], 2)])  # warm-up: connections, and what is made once
                 for one in args.rates:
                     rate = one if count < 2 else SHARE * count * one
                     row = crowd(*asked, poisson(rate, args.seconds))

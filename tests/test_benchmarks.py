@@ -240,6 +240,19 @@ def test_listeners_of_a_server_are_counted(monkeypatch, capsys):
         assert 0 <= row["without_gap"] <= 1 and row["p95"] >= row["p50"] > 0
 
 
+@pytest.mark.ray
+def test_replicas_answer_whole_utterances():
+    """An utterance that fills its slot is cut and told as an error: then the benchmark would measure nothing."""
+    pytest.importorskip("ray")
+    command = [sys.executable, str(BENCHMARKS / "measure_replicas.py"), "--size", "demo", "--device", "cpu"]
+    command += ["--replicas", "1", "--rates", "2", "--seconds", "5", "--slots", "16", "--clients", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout.splitlines()[-1])["results"]
+    assert row["heard_s"] == pytest.approx(63 * 0.08)
+    assert row["answered"] == [row["n"] - row["refused"]], "a busy CPU may refuse"
+
+
 def test_a_voice_that_changes_is_told(fresh_seed):
     """Of tones whose pitch, pace and loudness are known."""
     rng, rate = np.random.default_rng(fresh_seed), 24000

@@ -145,6 +145,11 @@ def test_a_new_file_is_shown_alone_and_leaves_the_list(copy):
 
 
 def test_a_comparison_with_others_is_never_old(copy):
+    for path in (copy / "benchmarks" / "results").glob("*.json"):
+        told = json.loads(path.read_text())
+        told["benchmarks"].pop("measure_peers", None)
+        path.write_text(json.dumps(told))
+    write_pages(copy)
     peer = {"versions": {"torch": "2.11"}, "frame_ms": 1.5, "memory_gb": None, "rtf": {"1": {"p50": 0.02}}}
     said = {"peers": {"qwen_megakernel": peer | {"ttfc_ms": {"1": {"p50": 4.25, "p95": 5.5}}}}}
     add(copy, "nvidia-h200-0123abc", "measure_peers", "0.6b", said, "2020-01-01T00:00:00Z")
