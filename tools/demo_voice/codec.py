@@ -329,6 +329,9 @@ class RVQ(nn.Module):
         return y + (q - y).detach(), commit / s.n, torch.stack(codes, -1)
 
 
+FLOOR = 3e-3  # of magnitudes: a pause at -65 dB has 1e-2, and a decoder must not fill it with noise
+
+
 class Spectral(nn.Module):
     def __init__(s, res=((512, 40), (1024, 80), (2048, 120))):
         super().__init__()
@@ -350,13 +353,13 @@ class Spectral(nn.Module):
             fb = getattr(s, f"fb{n}")
             if n > 512:  # a 21 ms window sees single glottal pulses, whose place the codes do not carry
                 sc = sc + ((A - B).pow(2).sum((1, 2)) / B.pow(2).sum((1, 2)).clamp(min=1)).sqrt().mean()
-                lm = lm + ((A + 1e-2).log() - (B + 1e-2).log()).abs().mean()
-            mel = mel + ((fb @ A + 1e-2).log() - (fb @ B + 1e-2).log()).abs().mean()
+                lm = lm + ((A + FLOOR).log() - (B + FLOOR).log()).abs().mean()
+            mel = mel + ((fb @ A + FLOOR).log() - (fb @ B + FLOOR).log()).abs().mean()
         return sc, lm, mel
 
 
 class DiscSTFT(nn.Module):
-    def __init__(s, n, ch=24):
+    def __init__(s, n, ch=32):
         super().__init__()
         s.n = n
 
@@ -377,7 +380,7 @@ class DiscSTFT(nn.Module):
 
 
 class DiscPeriod(nn.Module):
-    def __init__(s, p, ch=(16, 48, 96, 96)):
+    def __init__(s, p, ch=(32, 96, 192, 192)):
         super().__init__()
         s.p, i = p, 1
         s.layers = nn.ModuleList()
@@ -398,7 +401,7 @@ class DiscPeriod(nn.Module):
 class Discs(nn.Module):
     def __init__(s):
         super().__init__()
-        s.d = nn.ModuleList([DiscSTFT(n) for n in (512, 1024, 2048)] + [DiscPeriod(p) for p in (2, 5, 11)])
+        s.d = nn.ModuleList([DiscSTFT(n) for n in (512, 1024, 2048)] + [DiscPeriod(p) for p in (2, 3, 5, 7, 11)])
 
     def forward(s, x):
         return [d(x) for d in s.d]

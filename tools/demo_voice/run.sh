@@ -15,13 +15,14 @@ teach() { # SPEAKER HOURS
 case $2 in
   texts) $PY everyday_text.py "$W/texts.txt.gz" held_out.txt "$T" 150000 80000
     $PY make_tokenizer.py "$T" "$W/tok" 1000 ;;
-  # ---- first run: a codec by spectral losses
+  # ---- first run: a codec by spectral losses; discriminators from 40 % of the time
   ada) teach ada "${HOURS:-15}" ;;
   max) teach max "${HOURS:-15}" ;;
-  codec) $PY train_codec.py "$W/audio" "$W/codec1.pt" "${SECONDS_IN_ALL:-1200}" $M --gan 2 ;;
+  codec) $PY train_codec.py "$W/audio" "$W/codec1.pt" "${SECONDS_IN_ALL:-1200}" $M --gan 0.4 ;;
   gate-codec) $PY evaluate.py "$W/gates.json" "$W/codec1.pt" --style "$S" ${MEASURES:+--measures $MEASURES} ;;  # >= 2.7 and 98 % of the words
-  # ---- second run: discriminators; codes stay valid from here on
-  codec-gan) $PY train_codec.py "$W/audio" "$W/codec2.pt" "${SECONDS_IN_ALL:-1200}" $M --init "$W/codec1.pt" --gan 0.02 --lr 5e-4 ;;
+  # ---- second run: the decoder alone, more steps of shorter pieces; codes stay valid
+  codec-gan) $PY train_codec.py "$W/audio" "$W/codec2.pt" "${SECONDS_IN_ALL:-1080}" $M --init "$W/codec1.pt" \
+    --decoder-only --gan 0 --lr 4e-4 --items 32 --part 16 --linear 0.25 ;;
   gate-codec-gan) $PY evaluate.py "$W/gates.json" "$W/codec2.pt" --style "$S" ${MEASURES:+--measures $MEASURES} ;;  # >= 3.3
   # ---- third run: after `ada` and `max` with HOURS=60
   encode) $PY encode.py "$W/audio" "$W/codec2.pt" "$W/codes.npz" $M ;;

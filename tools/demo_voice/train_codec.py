@@ -4,7 +4,7 @@
 AUDIO_DIR: see teacher.py. SECONDS is the whole training, in as many calls as it takes: a call
 goes on from OUT.pt.state, and status 3 says that more is to do. --init starts from an earlier
 codec; --decoder-only leaves its encoder and codebooks alone, so that codes made with them stay
-valid. Discriminators join at the share --gan of the time (2: never).
+valid. Discriminators begin anew and join at the share --gan of the time (2: never).
 """
 
 import argparse
@@ -28,9 +28,12 @@ def arguments():
     p.add_argument("--init")
     p.add_argument("--decoder-only", action="store_true")
     p.add_argument("--gan", type=float, default=0.45)
+    p.add_argument("--items", type=int, default=64, help="of a batch")
     p.add_argument("--gan-items", type=int, default=32, help="items of a batch the discriminators see")
+    p.add_argument("--part", type=int, default=26, help="frames of an item that are decoded")
     p.add_argument("--lr", type=float, default=1e-3)
     p.add_argument("--mel", type=float, default=3.0, help="weight of the mel loss")
+    p.add_argument("--linear", type=float, default=1.0, help="weight of the losses of linear spectra")
     p.add_argument("--ema", type=float, default=0.999)
     return p.parse_args()
 
@@ -56,11 +59,11 @@ class Training:
         self.args, self.dev = args, args.device
         toy = self.dev == "cpu"
         # items; frames of an item; frames of it decoded; of these left out of the loss
-        self.sizes = (4, 40, 9, 6) if toy else (64, 96, 26, 6)
+        self.sizes = (4, 40, 9, 6) if toy else (args.items, 96, args.part, 6)
         self.every = 1 if toy else 200
         self.audio, self.held = sound(args.audio, self.dev)
         self.enc, self.vq, self.dec = MelEncoder().to(self.dev), RVQ().to(self.dev), Decoder().to(self.dev)
-        self.spec, self.disc = Spectral().to(self.dev), Discs().to(self.dev)
+        self.spec, self.disc = Spectral().to(self.dev), Discs().to(self.dev, memory_format=torch.channels_last)
         self.unquantised = 2 if toy else 300  # steps
         self.step = self.gan_steps = 0
         self.info, self.before = {}, 0.0
@@ -86,7 +89,7 @@ class Training:
         self.wave = self.dec.wave if toy else torch.compile(self.dec.wave)
 
     def begin_from(self, codec):
-        for name in ("enc", "dec", "disc"):
+        for name in ("enc", "dec"):
             getattr(self, name).load_state_dict({k: v.float() for k, v in codec[name].items()})
         self.vq.books.copy_(codec["books"].float())
         self.vq.usage.fill_(self.sizes[0] * self.sizes[1] / self.vq.k)
@@ -110,24 +113,28 @@ class Training:
         some, B, n = torch.rand(len(x), device=self.dev) < 0.4, len(x), self.vq.n
         return self.vq(y, torch.where(some, torch.randint(1, n + 1, (B,), device=self.dev), n))[:2]
 
+    def judge(self, sound):
+        """Of every discriminator, (verdicts, features of its layers)."""
+        with torch.autocast(self.dev, torch.bfloat16, enabled=self.dev != "cpu"):
+            return self.disc(sound)
+
     def adversarial(self, real_sound, made):
         """One step of the discriminators; the decoder's loss against them."""
         n = self.args.gan_items
         real_sound, made = real_sound[:n], made[:n]
-        pairs = zip(self.disc(real_sound), self.disc(made.detach()), strict=True)
-        loss = sum(((1 - a[0]) ** 2).mean() + (b[0] ** 2).mean() for a, b in pairs)
+        real, fake = self.judge(real_sound), self.judge(made.detach())
+        loss = sum(((1 - r[0].float()) ** 2).mean() + (f[0].float() ** 2).mean() for r, f in zip(real, fake, strict=True))
         self.opt_d.zero_grad(set_to_none=True)
         loss.backward()
         self.opt_d.step()
         self.gan_steps += 1
         if self.gan_steps <= 100:
             return 0.0
-        fake = self.disc(made)
-        with torch.no_grad():
-            real = self.disc(real_sound)
-        adv = sum(((1 - f[0]) ** 2).mean() for f in fake)
+        fake = self.judge(made)
+        adv = sum(((1 - f[0].float()) ** 2).mean() for f in fake)
+        # What they saw in the real sound before their step is near enough, and saves a pass.
         features = sum(
-            (a - b).abs().mean() / b.abs().mean().clamp(min=1e-3)
+            (a - b.detach()).abs().mean().float() / b.detach().abs().mean().float().clamp(min=1e-3)
             for f, r in zip(fake, real, strict=True)
             for a, b in zip(f[1], r[1], strict=True)
         )
@@ -148,7 +155,7 @@ class Training:
         made = self.wave(h[..., s : s + part])[:, warm * HOP :]
         wanted = x[:, (s + warm) * HOP : (s + part) * HOP]
         sc, lm, mel = self.spec(made, wanted)
-        loss = sc + lm + args.mel * mel + 0.25 * commit
+        loss = args.linear * (sc + lm) + args.mel * mel + 0.25 * commit
         if fraction >= args.gan:
             loss = loss + self.adversarial(wanted, made)
         self.opt_g.zero_grad(set_to_none=True)
@@ -161,7 +168,7 @@ class Training:
         if self.step % self.every == 0:
             print(
                 f"step {self.step} {fraction:.1%} sc {sc.item() / 2:.3f} lm {lm.item() / 2:.3f} "
-                f"mel {mel.item() / 3:.3f} commit {float(commit):.4f}",
+                f"mel {mel.item() / 3:.3f} commit {commit.item():.4f}",
                 {k: round(v, 3) for k, v in self.info.items()},
                 flush=True,
             )
@@ -198,7 +205,6 @@ class Training:
         codec = {
             "dec": half(self.ema),
             "enc": half(self.enc.state_dict()),
-            "disc": half(self.disc.state_dict()),
             "books": self.vq.books.half().cpu(),
             "eval": result,
             "steps": self.step,
