@@ -165,6 +165,32 @@ def test_python_has_the_dims_that_the_kernel_is_compiled_for():
     assert len(models) == 3 and found == built_for(HOPPER, ())["DIMS"]
 
 
+@pytest.mark.parametrize(
+    ("of", "change", "fits"),
+    [
+        ("stack", {}, True),
+        ("stack", {"intermediate_size": 700}, True),  # padded to 768
+        ("stack", {"intermediate_size": 776}, False),
+        ("stack", {"num_kv_heads": 1}, False),
+        ("stack", {"hidden_size": 512}, False),
+        ("stack", {"rms_norm_eps": 1e-5}, False),
+        ("predictor", {"intermediate_size": 512}, True),
+        ("predictor", {"num_layers": 1}, True),
+        ("predictor", {"num_layers": 3}, False),
+    ],
+)
+def test_models_that_the_kernel_is_compiled_for(monkeypatch, of, change, fits):
+    monkeypatch.setattr(megakernel, "why_no_build", lambda device: None)
+    replace, config = dataclasses.replace, Checkpoint.open("demo").config
+    talker, predictor = config.talker, config.talker.code_predictor
+    if of == "stack":
+        talker = replace(talker, stack=replace(talker.stack, **change))
+    else:
+        talker = replace(talker, code_predictor=replace(predictor, stack=replace(predictor.stack, **change)))
+    told = megakernel.why_no_megakernel(GPU, None, replace(config, talker=talker))
+    assert told is None if fits else "this one has other sizes" in told
+
+
 def test_names_and_numbers_of_enumerators_are_the_same_in_python():
     *stages, count = enumerators("frame/params.h", "Stage")
     assert count == "kStages" and [in_python(stage).lower() for stage in stages] == [

@@ -107,7 +107,7 @@ struct ModelDims {
 using PublishedPredictor = StackDims<1024, 3072, 5, 16, 8, kFp8Predictor>;
 using Dims06 = ModelDims<StackDims<1024, 3072, 28, 16, 8, kFp8Talker>, PublishedPredictor, 3072, 2048>;
 using Dims17 = ModelDims<StackDims<2048, 6144, 28, 16, 8, kFp8Talker>, PublishedPredictor, 3072, 2048>;
-// The bundled demo voice; its MLP of 384 is padded.
+// The bundled demo voice; narrower MLPs are padded.
 using DimsDemo =
     ModelDims<StackDims<256, 768, 5, 4, 2, kFp8Talker>, StackDims<256, 768, 2, 2, 1, kFp8Predictor>, 1152, 128>;
 

@@ -64,7 +64,7 @@ def why_no_megakernel(device: torch.device, dtype: torch.dtype | None, config: M
     talker, predictor = config.talker, config.talker.code_predictor
 
     def dims(s: StackConfig) -> tuple[int, ...]:
-        return s.hidden_size, s.intermediate_size, s.num_heads, s.num_kv_heads
+        return s.hidden_size, padded_mlp(s.intermediate_size), s.num_heads, s.num_kv_heads
 
     fits = talker.stack.hidden_size in DIMS and talker.num_code_groups == GROUPS
     if fits:
