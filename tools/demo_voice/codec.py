@@ -401,7 +401,7 @@ class DiscPeriod(nn.Module):
 class Discs(nn.Module):
     def __init__(s):
         super().__init__()
-        s.d = nn.ModuleList([DiscSTFT(n) for n in (512, 1024, 2048)] + [DiscPeriod(p) for p in (2, 3, 5, 7, 11)])
+        s.d = nn.ModuleList([DiscSTFT(n) for n in (256, 512, 1024, 2048)] + [DiscPeriod(p) for p in (2, 3, 5, 7, 11)])
 
     def forward(s, x):
         return [d(x) for d in s.d]
