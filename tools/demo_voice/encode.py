@@ -22,10 +22,11 @@ PAD = 8  # frames of silence on both sides
 def codes_of(audio, rows, enc, vq):
     """uint8 codes [frames, 16] of a stream whose utterances `rows` lists"""
     codes = torch.zeros(len(audio) // HOP, 16, dtype=torch.uint8, device=audio.device)
+    batch = 40000 if audio.is_cuda else 1000  # frames: what fits a CPU's caches takes a sixth of the time
     order, i = np.argsort(rows[:, 3], kind="stable"), 0
     while i < len(order):
         longest = rows[order[min(i + 255, len(order) - 1)], 3] + 2 * PAD
-        q = rows[order[i : i + min(512, max(1, int(40000 // longest)))]]
+        q = rows[order[i : i + min(512, max(1, batch // int(longest)))]]
         i += len(q)
         T = int(q[:, 3].max())
         pos, n = (torch.tensor(q[:, k], device=audio.device).long() for k in (2, 3))
@@ -69,7 +70,7 @@ def main():
         for name, value in (("rows", rows), ("codes", codes), ("place", extra["place"]), ("phone", extra["phone"])):
             parts[name].append(value)
     with pace.whole(a.out) as f:
-        np.savez(f, **{k: np.concatenate(v) for k, v in parts.items()})
+        np.savez_compressed(f, **{k: np.concatenate(v) for k, v in parts.items()})
     print(f"{total} frames encoded in {time.monotonic() - t0:.0f} s", flush=True)
 
 
