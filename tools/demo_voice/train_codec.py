@@ -123,7 +123,8 @@ class Training:
         n = self.args.gan_items
         real_sound, made = real_sound[:n], made[:n]
         real, fake = self.judge(real_sound), self.judge(made.detach())
-        loss = sum(((1 - r[0].float()) ** 2).mean() + (f[0].float() ** 2).mean() for r, f in zip(real, fake, strict=True))
+        loss = sum(((1 - verdict.float()) ** 2).mean() for verdict, _ in real)
+        loss = loss + sum((verdict.float() ** 2).mean() for verdict, _ in fake)
         self.opt_d.zero_grad(set_to_none=True)
         loss.backward()
         self.opt_d.step()
@@ -131,7 +132,7 @@ class Training:
         if self.gan_steps <= 100:
             return 0.0
         fake = self.judge(made)
-        adv = sum(((1 - f[0].float()) ** 2).mean() for f in fake)
+        adv = sum(((1 - verdict.float()) ** 2).mean() for verdict, _ in fake)
         # What they saw in the real sound before their step is near enough, and saves a pass.
         features = sum(
             (a - b.detach()).abs().mean().float() / b.detach().abs().mean().float().clamp(min=1e-3)
