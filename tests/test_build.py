@@ -166,24 +166,24 @@ def test_python_has_the_dims_that_the_kernel_is_compiled_for():
 
 
 @pytest.mark.parametrize(
-    ("of", "change", "fits"),
+    ("part", "change", "fits"),
     [
-        ("stack", {}, True),
-        ("stack", {"intermediate_size": 700}, True),  # padded to 768
-        ("stack", {"intermediate_size": 776}, False),
-        ("stack", {"num_kv_heads": 1}, False),
-        ("stack", {"hidden_size": 512}, False),
-        ("stack", {"rms_norm_eps": 1e-5}, False),
+        ("talker", {}, True),
+        ("talker", {"intermediate_size": 700}, True),  # padded to 768
+        ("talker", {"intermediate_size": 776}, False),
+        ("talker", {"num_kv_heads": 1}, False),
+        ("talker", {"hidden_size": 512}, False),
+        ("talker", {"rms_norm_eps": 1e-5}, False),
         ("predictor", {"intermediate_size": 512}, True),
         ("predictor", {"num_layers": 1}, True),
         ("predictor", {"num_layers": 3}, False),
     ],
 )
-def test_models_that_the_kernel_is_compiled_for(monkeypatch, of, change, fits):
+def test_models_that_the_kernel_is_compiled_for(monkeypatch, part, change, fits):
     monkeypatch.setattr(megakernel, "why_no_build", lambda device: None)
     replace, config = dataclasses.replace, Checkpoint.open("demo").config
     talker, predictor = config.talker, config.talker.code_predictor
-    if of == "stack":
+    if part == "talker":
         talker = replace(talker, stack=replace(talker.stack, **change))
     else:
         talker = replace(talker, code_predictor=replace(predictor, stack=replace(predictor.stack, **change)))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """encode.py AUDIO_DIR CODEC.pt OUT.npz [--minutes M] [--device D]: codes of every utterance, each
-encoded alone between silences. Files that an earlier call encoded with this codec lie in
-OUT.npz.parts; status 3: more is to do."""
+encoded alone between silences. Files that an earlier call encoded with the same encoder and codebooks
+lie in OUT.npz.parts, whatever the decoder is; status 3: more is to do."""
 
 import argparse
 import hashlib
@@ -40,6 +40,14 @@ def codes_of(audio, rows, enc, vq):
     return codes.cpu().numpy()
 
 
+def fingerprint(enc, vq):
+    """The same for codecs that make the same codes."""
+    digest = hashlib.sha256(vq.books.cpu().numpy().tobytes())
+    for _, value in sorted(enc.state_dict().items()):
+        digest.update(value.cpu().numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("audio", type=Path)
@@ -51,7 +59,7 @@ def main():
     end, t0 = time.monotonic() + 60 * a.minutes, time.monotonic()
     torch.backends.cudnn.allow_tf32 = True
     enc, vq, _ = codec_module.load(a.codec, a.device)
-    folder = Path(a.out + ".parts") / hashlib.sha256(Path(a.codec).read_bytes()).hexdigest()[:12]
+    folder = Path(a.out + ".parts") / fingerprint(enc, vq)
     folder.mkdir(parents=True, exist_ok=True)
     parts, total = {"rows": [], "codes": [], "place": [], "phone": []}, 0
     for file in sorted(a.audio.glob("audio_*.npy")):

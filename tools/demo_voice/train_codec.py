@@ -131,7 +131,9 @@ class Training:
         self.gan_steps += 1
         if self.gan_steps <= 100:
             return 0.0
+        self.disc.requires_grad_(False)  # the decoder's step needs no gradients of their weights
         fake = self.judge(made)
+        self.disc.requires_grad_(True)
         adv = sum(((1 - verdict.float()) ** 2).mean() for verdict, _ in fake)
         # What they saw in the real sound before their step is near enough, and saves a pass.
         features = sum(
