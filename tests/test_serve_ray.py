@@ -15,6 +15,7 @@ import anyio
 import httpx
 import pytest
 import torch
+from measure_replicas import ENVIRONMENT
 from serving import PATIENCE_S, until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
@@ -37,13 +38,8 @@ URL, SOCKET = f"http://127.0.0.1:{PORT}", f"ws://127.0.0.1:{PORT}/v1/audio/speec
 
 @pytest.fixture(scope="module")
 def cluster():
-    environment = {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # as docs/serving.md has it
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "qwen_megakernel.serve_ray_proxy.middleware",
-    }
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
+        for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         patch.delenv("QWEN_MEGAKERNEL_TOKEN", raising=False)
         from ray import serve

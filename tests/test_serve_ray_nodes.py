@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 import yaml
+from measure_replicas import ENVIRONMENT
 from serving import PATIENCE_S, until
 from test_serve_ray import OPTIONS, TEXT, Long, check_sockets, engine, long_pcm, post, said  # noqa: F401 (engine)
 from websockets.sync.client import connect
@@ -63,14 +64,8 @@ class Cluster:
 
     def __init__(self, folder: str):
         self.gcs, client, dashboard, self.port = free_ports(4)
-        self.environment = os.environ | {
-            "PYTHONPATH": str(ROOT),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-            "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "qwen_megakernel.serve_ray_proxy.middleware",
-        }
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self.environment = os.environ | ENVIRONMENT | token | {"PYTHONPATH": str(ROOT)}
         self.environment.pop("QWEN_MEGAKERNEL_TOKEN", None)
         ports = ["--port", str(self.gcs), "--ray-client-server-port", str(client), "--dashboard-port", str(dashboard)]
         ports += ["--temp-dir", folder, "--include-dashboard", "false"]
@@ -103,6 +98,7 @@ def cluster():
         try:
             cluster.add(), cluster.add()
             cluster.deploy()
+            until(lambda: replica_of(cluster.head) and len({*map(replica_of, cluster.workers)} - {None}) == 2)
             yield cluster
         finally:
             for node in (*cluster.workers, cluster.head):

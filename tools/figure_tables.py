@@ -11,7 +11,6 @@ import measure_peers
 OLD = (
     "nvidia-h100-80gb-hbm3-d5cd581",
     "nvidia-h200-82e3b58",
-    "nvidia-h200-x2-79b8293",
 )
 """Files that pages show although speed has changed since. Measure anew until none is left."""
 
