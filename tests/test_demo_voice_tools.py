@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools" / "demo_voice"))
 import pace
+import pitch_phase
 import teacher
 
 
@@ -29,7 +30,7 @@ def spoken(durations):
 def test_places_and_phonemes_follow_the_durations(numbers):
     ids, words = [0, 1, 2, 16, 99, 3, 0], [(1, 3, 0, 2), (4, 6, 3, 5)]
     durations = [4800, 4800, 4800, 4800, 2400, 7200, 4800]
-    samples, place, phone = teacher.utterance("ab cd", [(0, ids, words)], [spoken(durations)])
+    samples, place, phone = teacher.utterance("ab cd", [(0, ids, words)], [spoken(durations)], "ada")
     assert len(samples) % 1920 == 0 and len(samples) == 1920 * len(place) == 1920 * len(phone)
     # Speech begins after LEAD: 24,000 samples of it, in 12.5 frames.
     assert place[0] == 0 and (np.diff(place.astype(int)) >= 0).all()
@@ -41,10 +42,28 @@ def test_places_and_phonemes_follow_the_durations(numbers):
     assert teacher.level(samples / 32768) == pytest.approx(teacher.LEVEL, abs=0.1)
 
 
+def test_pitch_comes_to_the_same_phase_at_every_frame(fresh_seed):
+    """A voice of eight harmonics whose pitch wanders, with a pause."""
+    rng, n = np.random.default_rng(fresh_seed), 60 * pitch_phase.HOP
+    hz = rng.uniform(100, 250) * (1 + 0.1 * np.interp(np.arange(n), np.linspace(0, n, 9), rng.uniform(-1, 1, 9)))
+    turns = np.cumsum(hz) / pitch_phase.RATE
+    voice = sum(np.cos(2 * np.pi * k * turns) / k for k in range(1, 9)) * 0.1
+    voice[25 * pitch_phase.HOP : 30 * pitch_phase.HOP] = 0
+    boundaries = [k for k in range(2, 59) if not 22 < k < 33]
+
+    def phases(samples):
+        return [pitch_phase.phase(samples, k * pitch_phase.HOP, hz[k * pitch_phase.HOP]) for k in boundaries]
+
+    before, warped = phases(voice), pitch_phase.in_phase(voice, 60, 400)
+    assert np.std(before) > 0.15 and np.abs(phases(warped)).max() < 0.06
+    assert len(warped) == n and np.abs(warped).max() < 1.1 * np.abs(voice).max()
+    assert np.abs(warped[26 * pitch_phase.HOP : 29 * pitch_phase.HOP]).max() < 1e-4
+
+
 def test_durations_that_do_not_sum_to_the_sound_are_refused(numbers):
     samples, durations = spoken([4800, 4800, 4800])
     with pytest.raises(ValueError, match="should last 14400 samples, got 3 of 14399"):
-        teacher.utterance("a", [(0, [0, 1, 0], [(1, 2, 0, 1)])], [(samples, durations - [0, 0, 1])])
+        teacher.utterance("a", [(0, [0, 1, 0], [(1, 2, 0, 1)])], [(samples, durations - [0, 0, 1])], "ada")
 
 
 def test_a_file_appears_only_when_it_is_whole(tmp_path):

@@ -333,11 +333,17 @@ FLOOR = 3e-3  # of magnitudes: a pause at -65 dB has 1e-2, and a decoder must no
 
 
 class Spectral(nn.Module):
-    def __init__(s, res=((512, 40), (1024, 80), (2048, 120))):
+    """How far sound `a` is from `b` [B, T]: spectra's relative error, their log magnitudes, log-mel
+    (each a sum over windows of 11 to 85 ms), and the waveform below 2 kHz (1: as far as silence is).
+    Short windows and the waveform make sense because the codes tell the phase: see pitch_phase.py."""
+
+    def __init__(s, res=((256, 20), (512, 40), (1024, 80), (2048, 120))):
         super().__init__()
         s.res = res
         for n, m in res:
             s.register_buffer(f"fb{n}", melbank(n, m), persistent=False)
+        k = torch.sinc(torch.arange(-32, 33) / 6) * torch.hann_window(65, periodic=False)
+        s.register_buffer("low", (k / k.sum())[None, None], persistent=False)
 
     def mags(s, x):
         return [
@@ -351,11 +357,12 @@ class Spectral(nn.Module):
         sc = lm = mel = 0.0
         for (n, _), A, B in zip(s.res, s.mags(a), s.mags(b), strict=False):
             fb = getattr(s, f"fb{n}")
-            if n > 512:  # a 21 ms window sees single glottal pulses, whose place the codes do not carry
-                sc = sc + ((A - B).pow(2).sum((1, 2)) / B.pow(2).sum((1, 2)).clamp(min=1)).sqrt().mean()
-                lm = lm + ((A + FLOOR).log() - (B + FLOOR).log()).abs().mean()
+            sc = sc + ((A - B).pow(2).sum((1, 2)) / B.pow(2).sum((1, 2)).clamp(min=1)).sqrt().mean()
+            lm = lm + ((A + FLOOR).log() - (B + FLOOR).log()).abs().mean()
             mel = mel + ((fb @ A + FLOOR).log() - (fb @ B + FLOOR).log()).abs().mean()
-        return sc, lm, mel
+        a, b = (F.conv1d(x[:, None], s.low, stride=4, padding=32)[:, 0] for x in (a, b))
+        wave = ((a - b).pow(2).sum(1) / b.pow(2).sum(1).clamp(min=1)).sqrt().mean()
+        return sc, lm, mel, wave
 
 
 class DiscSTFT(nn.Module):

@@ -38,7 +38,7 @@ def teachers(speaker, style):
 
     def say(text):
         read = reader.read(text)
-        return teacher.utterance(text, read, voice.speak([s[1] for s in read]))[0] / 32768
+        return teacher.utterance(text, read, voice.speak([s[1] for s in read]), speaker)[0] / 32768
 
     return say
 

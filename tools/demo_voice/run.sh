@@ -20,10 +20,10 @@ case $2 in
   max) teach max "${HOURS:-15}" ;;
   codec) $PY train_codec.py "$W/audio" "$W/codec1.pt" "${SECONDS_IN_ALL:-1200}" $M --gan 0.4 ;;
   gate-codec) $PY evaluate.py "$W/gates.json" "$W/codec1.pt" --style "$S" ${MEASURES:+--measures $MEASURES} ;;  # >= 2.7 and 98 % of the words
-  # ---- second run: the decoder alone, more steps of shorter pieces; codes stay valid
-  codec-gan) $PY train_codec.py "$W/audio" "$W/codec2.pt" "${SECONDS_IN_ALL:-1080}" $M --init "$W/codec1.pt" \
-    --decoder-only --gan 0 --lr 4e-4 --items 32 --part 16 --linear 0.25 ;;
-  gate-codec-gan) $PY evaluate.py "$W/gates.json" "$W/codec2.pt" --style "$S" ${MEASURES:+--measures $MEASURES} ;;  # >= 3.3
+  # ---- second run: goes on from the first codec
+  codec2) $PY train_codec.py "$W/audio" "$W/codec2.pt" "${SECONDS_IN_ALL:-1200}" $M --init "$W/codec1.pt" \
+    --gan 0.35 --items 48 --part 20 ;;
+  gate-codec2) $PY evaluate.py "$W/gates.json" "$W/codec2.pt" --style "$S" ${MEASURES:+--measures $MEASURES} ;;  # >= 3.3
   # ---- third run: after `ada` and `max` with HOURS=60
   encode) $PY encode.py "$W/audio" "$W/codec2.pt" "$W/codes.npz" $M ;;
   talker) $PY train_talker.py "$W/codes.npz" "$T" "$W/tok" "$W/tts.pt" "${SECONDS_IN_ALL:-1080}" $M $ROWS ;;
@@ -32,7 +32,7 @@ case $2 in
   export) $PY export.py "$W/tts.pt" "$W/codec2.pt" "$W/tok" "$W/checkpoint" ${SAMPLING:-0.5 20 0.5 20} ;;
   gate-talker) $PY evaluate.py "$W/gates.json" "$W/checkpoint" --style "$S" ;;  # within 0.3 of the codec alone
   parity) $PY parity.py "$W/checkpoint" "$W/tts.pt" "$W/codec2.pt" "$W/tok" ;;
-  *) echo "run.sh WORK STAGE, with a stage out of: texts ada max codec gate-codec codec-gan gate-codec-gan encode" \
+  *) echo "run.sh WORK STAGE, with a stage out of: texts ada max codec gate-codec codec2 gate-codec2 encode" \
     "talker sweep export gate-talker parity" >&2
     exit 2 ;;
 esac

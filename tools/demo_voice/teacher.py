@@ -23,9 +23,10 @@ from pathlib import Path
 
 import numpy as np
 import pace
+from pitch_phase import HOP, RATE, in_phase
 
-HOP, RATE = 1920, 24000
 SPEAKERS = ("ada", "max")
+PITCH = {"ada": (120, 400), "max": (60, 260)}  # Hz
 LEAD, TAIL, PAUSE = 1920, 3840, 2400  # samples: before and after speech, and more between sentences
 LEVEL, MAX_FRAMES = -21.2, 192  # dB where it speaks
 
@@ -132,10 +133,11 @@ def trim(samples):
     return int(loud[0]) * 240, int(loud[-1] + 1) * 240
 
 
-def utterance(text, sentences, spoken):
+def utterance(text, sentences, spoken, speaker):
     """(int16 samples in whole frames, place of every frame, its two phonemes), or None if nothing
-    is loud or it is too long. A place is 64 times the character that is spoken when the frame begins; after
-    the last word it goes on to that of the end-of-text token."""
+    is loud or it is too long. The pitch is in phase with the frames. A place is 64 times the
+    character that is spoken when the frame begins; after the last word it goes on to that of the
+    end-of-text token."""
     numbers = phone_numbers()
     sound, times, chars, phones, length = [], [], [], [], 0
     for (at, ids, words), (samples, durations) in zip(sentences, spoken, strict=True):
@@ -168,6 +170,7 @@ def utterance(text, sentences, spoken):
     frames = len(y) // HOP
     if frames > MAX_FRAMES or not times:
         return None
+    y = in_phase(y, *PITCH[speaker]).clip(-1, 1)
     t = np.maximum.accumulate(np.array([*times, times[-1] + HOP]))
     c = np.maximum.accumulate(np.array([*chars, len(text) + 0.9]))
     place = np.round(np.interp(np.arange(frames) * HOP, t, c) * 64).astype(np.uint16)
@@ -185,7 +188,7 @@ def save(file, speaker, first, texts, read, spoken):
     parts, rows, place, phone, pos, at = [], [], [], [], 0, 0
     for i, (text, sentences) in enumerate(zip(texts, read, strict=True)):
         mine, at = spoken[at : at + len(sentences)], at + len(sentences)
-        made = utterance(text, sentences, mine) if mine else None
+        made = utterance(text, sentences, mine, speaker) if mine else None
         if made is None:
             continue
         for out, value in zip((parts, place, phone), made, strict=True):

@@ -32,8 +32,9 @@ def arguments():
     p.add_argument("--gan-items", type=int, default=32, help="items of a batch the discriminators see")
     p.add_argument("--part", type=int, default=26, help="frames of an item that are decoded")
     p.add_argument("--lr", type=float, default=1e-3)
-    p.add_argument("--mel", type=float, default=3.0, help="weight of the mel loss")
-    p.add_argument("--linear", type=float, default=1.0, help="weight of the losses of linear spectra")
+    p.add_argument("--mel", type=float, default=2.0, help="weight of the mel loss")
+    p.add_argument("--linear", type=float, default=0.5, help="weight of the losses of linear spectra")
+    p.add_argument("--wave", type=float, default=2.0, help="weight of the waveform's loss")
     p.add_argument("--ema", type=float, default=0.999)
     return p.parse_args()
 
@@ -98,7 +99,7 @@ class Training:
 
     def batch(self):
         B, frames = self.sizes[:2]
-        i = torch.randint(len(self.audio) - frames * HOP, (B,), device=self.dev)
+        i = HOP * torch.randint(len(self.audio) // HOP - frames, (B,), device=self.dev)  # the codec's own frames
         return self.audio[i[:, None] + torch.arange(frames * HOP, device=self.dev)[None]].float() / 32768
 
     def quantise(self, x):
@@ -157,8 +158,8 @@ class Training:
         s = int(torch.randint(frames - part + 1, ()))
         made = self.wave(h[..., s : s + part])[:, warm * HOP :]
         wanted = x[:, (s + warm) * HOP : (s + part) * HOP]
-        sc, lm, mel = self.spec(made, wanted)
-        loss = args.linear * (sc + lm) + args.mel * mel + 0.25 * commit
+        sc, lm, mel, wave = self.spec(made, wanted)
+        loss = args.linear * (sc + lm) + args.mel * mel + args.wave * wave + 0.25 * commit
         if fraction >= args.gan:
             loss = loss + self.adversarial(wanted, made)
         self.opt_g.zero_grad(set_to_none=True)
@@ -170,8 +171,8 @@ class Training:
             torch._foreach_lerp_(list(self.ema.values()), list(self.dec.state_dict().values()), 1 - d)
         if self.step % self.every == 0:
             print(
-                f"step {self.step} {fraction:.1%} sc {sc.item() / 2:.3f} lm {lm.item() / 2:.3f} "
-                f"mel {mel.item() / 3:.3f} commit {commit.item():.4f}",
+                f"step {self.step} {fraction:.1%} sc {sc.item() / 4:.3f} lm {lm.item() / 4:.3f} "
+                f"mel {mel.item() / 4:.3f} wave {wave.item():.3f} commit {commit.item():.4f}",
                 {k: round(v, 3) for k, v in self.info.items()},
                 flush=True,
             )
@@ -186,15 +187,16 @@ class Training:
         size = min(100 * HOP, len(self.held))
         x = self.held[: len(self.held) // size * size].float().view(-1, size) / 32768
         q, _, codes = self.vq(self.enc(x))
-        sc, lm, mel = self.spec(self.dec(q), x)
+        sc, lm, mel, wave = self.spec(self.dec(q), x)
         use = [torch.bincount(codes[..., j].flatten(), minlength=self.vq.k) for j in range(self.vq.n)]
         share = [u.float() / codes[..., 0].numel() for u in use]
         self.dec.load_state_dict(keep)
         self.vq.train(not self.frozen)
         return {
-            "sc": round(float(sc) / 2, 4),
-            "logmag": round(float(lm) / 2, 4),
-            "mel": round(float(mel) / 3, 4),
+            "sc": round(float(sc) / 4, 4),
+            "logmag": round(float(lm) / 4, 4),
+            "mel": round(float(mel) / 4, 4),
+            "wave": round(float(wave), 4),
             "perplexity": [round(float((-(v * (v + 1e-9).log()).sum()).exp()), 1) for v in share],
         }
 
