@@ -1,6 +1,7 @@
 """The command line, in this process and as a stranger would call it."""
 
 import io
+import json
 import os
 import re
 import shutil
@@ -148,6 +149,24 @@ def test_lists_speakers_and_languages(tiny, capsys):
     assert "eric (sichuan_dialect)" in printed and "languages: auto, chinese (zh), english (en), french (fr)" in printed
     assert speak("--list-speakers", "--model", tiny("base")) == 0
     assert "--ref-audio" in capsys.readouterr().out
+
+
+def test_a_speaker_with_another_s_id_is_told_to_be_the_same(tiny, tmp_path, capsys, caplog):
+    folder = shutil.copytree(tiny("custom_voice"), tmp_path / "voice")
+    config = json.loads((folder / "config.json").read_text())
+    ids = config["talker_config"]["spk_id"]
+    ids["zoe"] = ids["ryan"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert speak("--list-speakers", "--model", folder) == 0
+    assert "\n  zoe (another name of ryan)\n" in capsys.readouterr().out
+    told = []
+    for name in ("Zoe", "ryan"):
+        caplog.clear()
+        command = ["--text", "Hello.", "--seed", 1, "--max-frames", 4, "--speaker", name]
+        speak("--model", folder, *command, "-o", tmp_path / f"{name}.wav")
+        told.append("speaker 'zoe' is another name of 'ryan'" in caplog.text)
+    assert told == [True, False]
+    assert pcm_of(tmp_path / "Zoe.wav") == pcm_of(tmp_path / "ryan.wav")
 
 
 def test_passes_on_how_to_say_it(tiny, tmp_path):

@@ -152,6 +152,11 @@ class TalkerConfig:
         """Ids from here on are never sampled as code 0, except end of speech."""
         return self.vocab_size - 1024
 
+    def same_speaker(self, name: str) -> str | None:
+        """The first speaker with the id of speaker `name`, or None if that is `name` itself."""
+        first = next(other for other, number in self.speakers.items() if number == self.speakers[name])
+        return None if first == name else first
+
     @classmethod
     def from_json(cls, js: JsonObject) -> "TalkerConfig":
         js.only("model_type", "qwen3_tts_talker")

@@ -282,8 +282,9 @@ def _list_speakers(model: str) -> int:
     talker = config.talker
     print(f"{model}: {config.variant}")
     for name in talker.speakers:
-        dialect = f" ({talker.dialects[name]})" if name in talker.dialects else ""
-        print(shown(f"  {name}{dialect}"))
+        same = talker.same_speaker(name)
+        about = f"another name of {same}" if same else talker.dialects.get(name)
+        print(shown(f"  {name} ({about})" if about else f"  {name}"))
     if config.variant == "base":
         print("  no named speakers: clone a voice with --ref-audio")
     if config.variant == "voice_design":

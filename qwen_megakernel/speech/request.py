@@ -167,7 +167,12 @@ class RequestChecker:
             return None
         if speaker is None and self._prompts.speakers:
             return self._prompts.speakers[0]
-        return self._prompts.known_speaker(speaker) if speaker else None
+        if not speaker:
+            return None
+        name = self._prompts.known_speaker(speaker)
+        if (same := self._config.talker.same_speaker(name)) is not None:
+            log.warning("speaker %r is another name of %r in this checkpoint", name, same)
+        return name
 
     def _instruct(self, instruct: str | None) -> str | None:
         try:
