@@ -5,7 +5,7 @@ codes that stay the same into sound that repeats every 80 ms: its pitch is a mul
 (measured with a first codec: 212.6, 249.9, 200.0, 125.1 Hz). Between such pitches it stumbled, which
 DNSMOS heard: 2.78 where the teacher has 3.13. So the training sound is warped a little in time until
 every frame holds a whole number of periods. That changes the pitch by 3.8 Hz (rms) and no score:
-Distill-MOS 4.44 / 4.10 -> 4.48 / 4.12 (ada / max), DNSMOS 3.13 / 3.32 -> 3.14 / 3.34.
+Distill-MOS 4.44 / 4.10 -> 4.48 / 4.14 (ada / max), DNSMOS 3.13 / 3.32 -> 3.15 / 3.33.
 """
 
 import numpy as np
@@ -56,7 +56,7 @@ def phase(samples, at, hz):
 
 def in_phase(samples, low, high):
     """`samples` [n] at 24 kHz, whole frames, warped: a crest of the pitch lies on every frame boundary
-    that is voiced. float32 [n]; nothing moves by more than a few ms."""
+    that is voiced. float32 [n]. In 16 sentences sound moved by at most 5 (ada) and 17 ms (max)."""
     samples = np.asarray(samples, np.float64)
     hz = pitch(samples, low, high)
     boundaries, shifts = [0], [0.0]
