@@ -25,6 +25,7 @@ from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.model.transformer import apply_rope, below, rms_norm, rope_frequencies
 
 DILATIONS = (1, 3, 9)
+_FEW_VALUES = 20480  # PyTorch convolves an input of no more without oneDNN, and a matrix product takes half the time
 _CUDNN_FLAGS = threading.Lock()  # they are the process's: another engine's push would turn ours to TF32
 
 
@@ -45,6 +46,13 @@ def make_snakes(w: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     """SnakeBeta's factors: name -> (e^alpha, 1 / (e^beta + 1e-9)), each [channels]."""
     names = (n.removesuffix(".alpha") for n in w if n.endswith(".alpha"))
     return {n: (_told(w[f"{n}.alpha"]).exp(), 1.0 / (_told(w[f"{n}.beta"]).exp() + 1e-9)) for n in names}
+
+
+def transposed_matrix(weight: Tensor, rate: int) -> Tensor:
+    """The weight [in, out, n * rate] of a transposed convolution with stride `rate` as a matrix [rate * out, n * in]: a
+    row for each of the `rate` outputs that n columns of its input, one after the other, give."""
+    parts: Tensor = weight.unflatten(2, (-1, rate)).flip(2)  # [in, out, n, rate]
+    return parts.permute(3, 1, 2, 0).flatten(2).flatten(0, 1).contiguous()
 
 
 def _told(x: Tensor) -> Tensor:
@@ -112,6 +120,13 @@ class TorchVocoder:
         # SnakeBeta's factors, each [channels, 1]
         self._snake = {n: tuple(f[:, None].to(self._dtype) for f in fs) for n, fs in make_snakes(self._w).items()}
         self._w = {name: tensor.to(self._dtype) for name, tensor in self._w.items()}
+        # On a CPU a matrix product is faster than PyTorch's transposed convolution (docs/log.md, 2026-11-26).
+        self._products = self._device.type == "cpu"
+        if self._products:
+            strides = {f"upsample.{i}.0.conv": ratio for i, ratio in enumerate(config.upsampling_ratios)}
+            strides |= {f"decoder.{i}.block.1.conv": rate for i, rate in enumerate(config.upsample_rates, start=1)}
+            for name, rate in strides.items():
+                self._w[f"{name}.weight"] = transposed_matrix(self._w[f"{name}.weight"], rate)
         self._layers = [below(self._w, f"pre_transformer.layers.{i}") for i in range(config.num_layers)]
         self._convnext = [below(self._w, f"upsample.{i}.1") for i in range(len(config.upsampling_ratios))]
         self._inv_freq = rope_frequencies(config.head_dim, config.rope_theta).to(self._device)
@@ -211,17 +226,34 @@ class _Push:
 
     def _causal_conv(self, x: Tensor, name: str, state: str, dilation: int = 1, groups: int = 1) -> Tensor:
         weight, bias = self._w[f"{name}.weight"], self._w[f"{name}.bias"]
-        return F.conv1d(self._with_past(x, state), weight, bias, dilation=dilation, groups=groups)
+        x = self._with_past(x, state)
+        if self._v._products and groups == 1 and x.numel() <= _FEW_VALUES:
+            windows = x.unfold(-1, dilation * (weight.shape[2] - 1) + 1, 1)[..., ::dilation]  # [batch, in, time, taps]
+            return F.linear(windows.transpose(1, 2).flatten(2), weight.flatten(1), bias).transpose(1, 2).contiguous()
+        return F.conv1d(x, weight, bias, dilation=dilation, groups=groups)
+
+    def _transposed_conv(self, x: Tensor, name: str, rate: int) -> Tensor:
+        """Stride `rate`. Returns the outputs for which every input column that they need is there."""
+        weight, bias = self._w[f"{name}.weight"], self._w[f"{name}.bias"]
+        if not self._v._products:
+            beyond = weight.shape[2] - rate
+            x = F.conv_transpose1d(x, weight, bias, stride=rate)
+            return x[..., beyond : x.shape[-1] - beyond]
+        columns = weight.shape[1] // x.shape[1]
+        windows = x.transpose(1, 2).unfold(1, columns, 1)  # [batch, time, in, columns]
+        x = F.linear(windows.transpose(2, 3).flatten(2), weight, bias.repeat(rate))  # [batch, time, rate * out]
+        x = x.unflatten(2, (rate, -1)).flatten(1, 2)
+        return x.transpose(1, 2).contiguous()
 
     def _snake(self, x: Tensor, name: str) -> Tensor:
         """SnakeBeta: x + sin(x * e^alpha)^2 / (e^beta + 1e-9)."""
         frequency, scale = self._v._snake[name]
-        return x + scale * torch.sin(x * frequency).square()
+        return torch.addcmul(x, scale, (x * frequency).sin_().square_())
 
     def _upsample(self, x: Tensor, i: int, ratio: int) -> Tensor:
         """Transposed conv whose kernel is its stride (columns do not overlap), then a ConvNeXt block."""
         name = f"upsample.{i}"
-        x = F.conv_transpose1d(x, self._w[f"{name}.0.conv.weight"], self._w[f"{name}.0.conv.bias"], stride=ratio)
+        x = self._transposed_conv(x, f"{name}.0.conv", ratio)
         w = self._v._convnext[i]
         y = self._causal_conv(x, f"{name}.1.dwconv.conv", name, groups=x.shape[1]).transpose(1, 2)
         y = F.layer_norm(y, y.shape[-1:], w["norm.weight"], w["norm.bias"], 1e-6)
@@ -233,16 +265,15 @@ class _Push:
         """SnakeBeta, transposed conv (kernel 2 * rate, stride rate, right end trimmed), residual units."""
         block = f"{name}.block"
         x = self._with_past(self._snake(x, f"{block}.0"), f"{name}.up")
-        weight, bias = self._w[f"{block}.1.conv.weight"], self._w[f"{block}.1.conv.bias"]
         # An output block needs its own input column and the one before it: the first block belongs to the
         # kept column and the last to the next push.
-        x = F.conv_transpose1d(x, weight, bias, stride=rate)[..., rate:-rate]
+        x = self._transposed_conv(x, f"{block}.1.conv", rate)
         for unit, dilation in enumerate(DILATIONS, start=2):
             y = self._snake(x, f"{block}.{unit}.act1")
             y = self._causal_conv(y, f"{block}.{unit}.conv1.conv", f"{name}.{unit}", dilation)
             y = self._snake(y, f"{block}.{unit}.act2")
             pointwise = f"{block}.{unit}.conv2.conv"
-            x = x + F.conv1d(y, self._w[f"{pointwise}.weight"], self._w[f"{pointwise}.bias"])
+            x = F.conv1d(y, self._w[f"{pointwise}.weight"], self._w[f"{pointwise}.bias"]).add_(x)
         return x
 
     def _transformer(self, x: Tensor) -> Tensor:

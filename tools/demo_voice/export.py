@@ -21,6 +21,8 @@ out = Path(out)
 for f in ("vocab.json", "merges.txt", "tokenizer_config.json"):
     shutil.copy(f"{tokdir}/{f}", out / f)
 S = make_tokenizer.special(tokdir)
+SPK_ID = {n: CB + 900 + i for i, n in enumerate(SPEAKERS)}
+SPK_ID["oliver"] = SPK_ID["max"]  # a speaker of the voice before this one: requests that name it go on
 VT = -(-S["size"] // 16) * 16
 
 
@@ -58,8 +60,8 @@ talker = dict(
     code_predictor_config=cp,
     **IDS,
     codec_language_id=LANG,
-    spk_id={n: CB + 900 + i for i, n in enumerate(SPEAKERS)},
-    spk_is_dialect={n: False for n in SPEAKERS},
+    spk_id=SPK_ID,
+    spk_is_dialect=dict.fromkeys(SPK_ID, False),
     max_position_embeddings=32768,
     model_type="qwen3_tts_talker",
     position_id_per_seconds=13,
