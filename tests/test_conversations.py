@@ -167,7 +167,7 @@ SCRIPTS = {
         f"{MONDAY} | Is that right?", context=f"{MONDAY} Is that right?", turns=1,
     ),
     "an interruption during a stall": Script(
-        [START(), *tokens(MONDAY), until_heard(2.96), 0.3, InterruptionFrame(), until(InterruptionFrame)],
+        [START(), *tokens(MONDAY), until_heard(2.2), 0.3, InterruptionFrame(), until(InterruptionFrame)],
         MONDAY, context=MONDAY,
     ),
     "a function call behind a sentence": Script(
@@ -193,11 +193,11 @@ SCRIPTS = {
     ),
     "a block of code": Script(
         turn("Look at this:\n```python\nx = 1. # a. b! c?\nprint(x)\n```\nThat is all."),
-        seconds=(2.0, 3.5), settings=READ,
+        seconds=(1.6, 2.6), settings=READ,
     ),
     "a comment": Script(turn("Yes. <!-- one. two. three. --> No."), "Yes. No.", settings=READ),
     "a link that looks like sentences": Script(
-        turn("See [the page](https://example.com/A.B?C=D!E) now."), seconds=(1.5, 2.5), settings=READ
+        turn("See [the page](https://example.com/A.B?C=D!E) now."), seconds=(1.0, 2.0), settings=READ
     ),
     "an emoji behind a sentence": Script(turn("That is great! \U0001f389"), "That is great!", settings=READ),
     "an emoji alone": Script([*turn("\U0001f389"), *turn("Hello.")], "Hello.", settings=READ),

@@ -174,8 +174,8 @@ def test_the_wheel_holds_every_file_of_package_and_csrc(wheel):
     for name in tracked.stdout.split():
         assert name.replace("csrc/", "qwen_megakernel/csrc/", 1) in inside, name
     assert tracked.stdout, "git lists the files of a checkout"
-    assert wheel.stat().st_size <= 12_500_000  # 11.6 MB of it are the demo voice
-    assert sum(p.stat().st_size for p in (PACKAGE / "demo_voice").rglob("*") if p.is_file()) <= 16_000_000
+    assert wheel.stat().st_size <= 18_000_000  # 16.6 MB of it are the demo voice
+    assert sum(p.stat().st_size for p in (PACKAGE / "demo_voice").rglob("*") if p.is_file()) <= 25_000_000
 
 
 def test_the_printed_file_tree_is_the_tree():

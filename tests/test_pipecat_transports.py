@@ -36,6 +36,7 @@ from pipecat.serializers.twilio import TwilioFrameSerializer
 from pipecat.transports.websocket.server import SingleClientWebsocketServerParams, SingleClientWebsocketServerTransport
 from pipecat.workers.runner import WorkerRunner
 from pipelines import PATIENCE_S, Prepared, turn, until
+from serving import small_demo
 from test_pipecat import mostly_in_token_mode, said, service_of
 from websockets.asyncio.client import connect
 
@@ -48,6 +49,12 @@ LONG = "One two three four five six seven eight nine ten eleven twelve thirteen 
 @pytest.fixture(scope="module")
 def engine(backend):
     return backend.demo()
+
+
+@pytest.fixture(scope="module")
+def on_cpu():
+    """An engine like that of the demo's bot, which these tests start on a CPU."""
+    return small_demo()
 
 
 @asynccontextmanager
@@ -371,7 +378,7 @@ def likeness(heard: np.ndarray, piece: np.ndarray) -> float:
 
 
 @webrtc
-def test_the_demos_bot_over_webrtc(engine):
+def test_the_demos_bot_over_webrtc(on_cpu):
     """The greeting's sound is the engine's (Opus in between), typed words interrupt it, hanging up ends the bot."""
     demo = load_script("demo_pipeline.py")
     arguments = demo.make_parser().parse_args(["--bot", "--device", "cpu", "--speaker", "ada", "--seed", "3"])
@@ -384,7 +391,7 @@ def test_the_demos_bot_over_webrtc(engine):
     assert "story" not in caller.words, "the greeting was interrupted"
     kinds = [m.get("type") for m in caller.messages]
     assert kinds.index("bot-ready") < kinds.index("bot-started-speaking") < kinds.index("bot-interrupted")
-    heard, expected = caller.greeting[::2].astype(float), said(engine, "Hello!") / 32767
+    heard, expected = caller.greeting[::2].astype(float), said(on_cpu, "Hello!") / 32767
     # A packet that comes late parts a piece in two. On a machine too busy to speak without gaps, few pieces stay whole.
     # Of other texts one piece of seven is that like.
     if "GAP" not in turns[0]:
@@ -426,14 +433,14 @@ def is_heard(heard: np.ndarray, expected: np.ndarray) -> bool:
 
 
 @pytest.mark.slow
-def test_the_demos_bot_is_typed_to_in_the_terminal(engine):
+def test_the_demos_bot_is_typed_to_in_the_terminal(on_cpu):
     heard = asyncio.run(typed_chat(load_script("demo_pipeline.py"), "Count to three."))
-    assert is_heard(heard, said(engine, "One, two, three."))
+    assert is_heard(heard, said(on_cpu, "One, two, three."))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Pipecat leaves its client open
-def test_the_demos_bot_asks_an_openai_compatible_server(engine, monkeypatch):
+def test_the_demos_bot_asks_an_openai_compatible_server(on_cpu, monkeypatch):
     """A server on loopback that streams two tokens and keeps what it was asked."""
     from aiohttp import web
 
@@ -464,7 +471,7 @@ def test_the_demos_bot_asks_an_openai_compatible_server(engine, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sesame")
     heard = asyncio.run(play())
     gc.collect()  # here, where the warning is expected
-    assert is_heard(heard, said(engine, "It is a fine day."))
+    assert is_heard(heard, said(on_cpu, "It is a fine day."))
     key, body = asked[-1]
     assert key == "Bearer sesame" and body["model"] == "m" and body["stream"]
     assert body["messages"][-1] == {"role": "user", "content": "How is the weather?"}

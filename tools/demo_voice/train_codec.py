@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""train_codec.py AUDIO_DIR OUT.pt SECONDS [--minutes M] [--device D] [--init CODEC.pt] [--decoder-only] ...
+"""train_codec.py AUDIO_DIR OUT.pt SECONDS [--minutes M] [--device D] [--init CODEC.pt] ...
 
 AUDIO_DIR: see teacher.py. SECONDS is the whole training, in as many calls as it takes: a call
 goes on from OUT.pt.state, and status 3 says that more is to do. --init starts from an earlier
-codec; --decoder-only leaves its encoder and codebooks alone, so that codes made with them stay
-valid. Discriminators begin anew and join at the share --gan of the time (2: never).
+codec. Discriminators begin anew and join at the share --gan of the time (2: never).
 """
 
 import argparse
@@ -26,7 +25,6 @@ def arguments():
     p.add_argument("--minutes", type=float, default=9)
     p.add_argument("--device", default="cuda")
     p.add_argument("--init")
-    p.add_argument("--decoder-only", action="store_true")
     p.add_argument("--gan", type=float, default=0.45)
     p.add_argument("--items", type=int, default=64, help="of a batch")
     p.add_argument("--gan-items", type=int, default=32, help="items of a batch the discriminators see")
@@ -70,11 +68,7 @@ class Training:
         self.info, self.before = {}, 0.0
         if args.init:
             self.begin_from(torch.load(args.init, map_location=self.dev))
-        self.frozen = args.decoder_only
-        if self.frozen:
-            self.enc.requires_grad_(False)
-        self.vq.train(not self.frozen)
-        self.trained = [*self.dec.parameters()] if self.frozen else [*self.enc.parameters(), *self.dec.parameters()]
+        self.trained = [*self.enc.parameters(), *self.dec.parameters()]
         self.opt_g = torch.optim.AdamW(self.trained, args.lr, betas=(0.8, 0.99), weight_decay=1e-3)
         self.opt_d = torch.optim.AdamW(self.disc.parameters(), 3e-4, betas=(0.8, 0.99))
         self.ema = {k: v.detach().clone() for k, v in self.dec.state_dict().items()}
@@ -103,9 +97,6 @@ class Training:
         return self.audio[i[:, None] + torch.arange(frames * HOP, device=self.dev)[None]].float() / 32768
 
     def quantise(self, x):
-        if self.frozen:
-            with torch.no_grad():
-                return self.vq(self.enc(x))[0], x.new_zeros(())
         y = self.enc(x)
         if self.step < self.unquantised:
             return y, y.new_zeros(())
@@ -191,7 +182,7 @@ class Training:
         use = [torch.bincount(codes[..., j].flatten(), minlength=self.vq.k) for j in range(self.vq.n)]
         share = [u.float() / codes[..., 0].numel() for u in use]
         self.dec.load_state_dict(keep)
-        self.vq.train(not self.frozen)
+        self.vq.train()
         return {
             "sc": round(float(sc) / 4, 4),
             "logmag": round(float(lm) / 4, 4),
