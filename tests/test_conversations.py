@@ -167,7 +167,7 @@ SCRIPTS = {
         f"{MONDAY} | Is that right?", context=f"{MONDAY} Is that right?", turns=1,
     ),
     "an interruption during a stall": Script(
-        [START(), *tokens(MONDAY), until_heard(2.2), 0.3, InterruptionFrame(), until(InterruptionFrame)],
+        [START(), *tokens(MONDAY), until_heard(2.2), 1.0, InterruptionFrame(), until(InterruptionFrame)],
         MONDAY, context=MONDAY,
     ),
     "a function call behind a sentence": Script(
