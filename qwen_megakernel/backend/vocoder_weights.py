@@ -10,7 +10,7 @@ from qwen_megakernel.backend.sizes import CHANNEL_TILE, LOW_SCALE
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.errors import CheckpointError
 from qwen_megakernel.model.transformer import rope_frequencies
-from qwen_megakernel.model.vocoder import DILATIONS, make_codebook, make_snakes
+from qwen_megakernel.model.vocoder import DILATIONS, make_codebook, make_snakes, transposed_taps
 
 
 def padded(channels: int) -> int:
@@ -157,6 +157,5 @@ class VocoderWeights:
     def _transposed(self, name: str, source: str, rate: int) -> None:
         """[in, out, blocks * rate] -> [blocks, in, rate * out]. An output block of `rate` rows is one row of
         `rate * out` columns. It depends on its own input and the ones before it, the oldest first."""
-        weight = pad(pad(self._w[f"{source}.weight"], 0), 1).unflatten(2, (-1, rate))  # [in, out, blocks, rate]
-        weight = weight.flip(2).permute(2, 0, 3, 1).flatten(2)
+        weight = transposed_taps(pad(pad(self._w[f"{source}.weight"], 0), 1), rate)
         self.matrices[name] = (packed(weight), pad(self._w[f"{source}.bias"], 0).repeat(rate))

@@ -48,11 +48,11 @@ def make_snakes(w: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     return {n: (_told(w[f"{n}.alpha"]).exp(), 1.0 / (_told(w[f"{n}.beta"]).exp() + 1e-9)) for n in names}
 
 
-def transposed_matrix(weight: Tensor, rate: int) -> Tensor:
-    """The weight [in, out, n * rate] of a transposed convolution with stride `rate` as a matrix [rate * out, n * in]: a
-    row for each of the `rate` outputs that n columns of its input, one after the other, give."""
+def transposed_taps(weight: Tensor, rate: int) -> Tensor:
+    """The weight [in, out, n * rate] of a transposed convolution with stride `rate` as [n, in, rate * out]: what each
+    of n columns of its input, one after the other, adds to `rate` outputs."""
     parts: Tensor = weight.unflatten(2, (-1, rate)).flip(2)  # [in, out, n, rate]
-    return parts.permute(3, 1, 2, 0).flatten(2).flatten(0, 1).contiguous()
+    return parts.permute(2, 0, 3, 1).flatten(2)
 
 
 def _told(x: Tensor) -> Tensor:
@@ -126,7 +126,9 @@ class TorchVocoder:
             strides = {f"upsample.{i}.0.conv": ratio for i, ratio in enumerate(config.upsampling_ratios)}
             strides |= {f"decoder.{i}.block.1.conv": rate for i, rate in enumerate(config.upsample_rates, start=1)}
             for name, rate in strides.items():
-                self._w[f"{name}.weight"] = transposed_matrix(self._w[f"{name}.weight"], rate)
+                taps = transposed_taps(self._w[f"{name}.weight"], rate)
+                self._w[f"{name}.weight"] = taps.flatten(0, 1).T.contiguous()
+                self._w[f"{name}.bias"] = self._w[f"{name}.bias"].repeat(rate)
         self._layers = [below(self._w, f"pre_transformer.layers.{i}") for i in range(config.num_layers)]
         self._convnext = [below(self._w, f"upsample.{i}.1") for i in range(len(config.upsampling_ratios))]
         self._inv_freq = rope_frequencies(config.head_dim, config.rope_theta).to(self._device)
@@ -241,7 +243,7 @@ class _Push:
             return x[..., beyond : x.shape[-1] - beyond]
         columns = weight.shape[1] // x.shape[1]
         windows = x.transpose(1, 2).unfold(1, columns, 1)  # [batch, time, in, columns]
-        x = F.linear(windows.transpose(2, 3).flatten(2), weight, bias.repeat(rate))  # [batch, time, rate * out]
+        x = F.linear(windows.transpose(2, 3).flatten(2), weight, bias)  # [batch, time, rate * out]
         x = x.unflatten(2, (rate, -1)).flatten(1, 2)
         return x.transpose(1, 2).contiguous()
 
