@@ -2,15 +2,18 @@
 
 import logging
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
-from probes import probed
+from probes import fail, probed
+from waiting import until
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.backend import cpu_threads, select
 from qwen_megakernel.backend.interfaces import CpuSpeed
+from qwen_megakernel.engine.vocoder_thread import VOCODER_THREAD
 from qwen_megakernel.errors import BackendError
 
 
@@ -103,6 +106,40 @@ def test_an_engine_computes_with_them_and_takes_as_many_listeners_as_the_cpu_sus
         assert set(seen) == {engine.threads} == {3}
         assert engine.health()["sustained"] == 2, "0.9 of 0.08 s / 0.030 s"
     assert "30.0 ms with 3 CPU threads" in caplog.text and "gaps" not in caplog.text
+
+
+def test_frames_are_computed_beside_a_push_unless_a_listener_waits_for_it():
+    """At most one push waits behind the one that is computed. If frames waited for pushes, this would raise."""
+    frames, pushes = [], []
+    with probed("demo", max_streams=1) as engine:
+        collect, push = engine.probes.decoder.collect, engine.probes.vocoder.push
+
+        def collected():
+            frames.append(None)
+            return collect()
+
+        def computed(slots, codes):
+            number = len(pushes)
+            if 0 < number < 7:
+                until(lambda: len(frames) == 8 + number + 1)
+            time.sleep(0.02)
+            pushes.append(len(frames))
+            return push(slots, codes)
+
+        engine.probes.decoder.collect, engine.probes.vocoder.push = collected, computed
+        audio = engine.generate("Hello there, how are you?", max_frames=15, chunk_frames=(8, 1), runaway_guard=False)
+    assert audio.frames == 15 and pushes == [8, *range(10, 16), 15]
+
+
+def test_what_the_vocoder_raises_in_its_thread_ends_its_utterance_only():
+    others = threading.enumerate()  # other tests' engines'
+    with probed("demo", max_streams=2) as engine:
+        fail(engine.probes.vocoder, "push", ZeroDivisionError("no sound"), after=1)
+        with pytest.raises(ZeroDivisionError, match="no sound"):
+            engine.generate("Hello.", chunk_frames=1)
+        assert engine.generate("Hello.").finish_reason == "eos"
+        (thread,) = (t for t in threading.enumerate() if t.name == VOCODER_THREAD and t not in others)
+    assert not thread.is_alive()
 
 
 def test_a_cpu_that_is_too_slow_is_told(monkeypatch, caplog):

@@ -31,6 +31,7 @@ from qwen_megakernel.engine.loop import Loop
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.engine.sequence import FRAME_S, Request, SpeechSequence
 from qwen_megakernel.engine.slots import Slots
+from qwen_megakernel.engine.vocoder_thread import VOCODER_THREAD
 from qwen_megakernel.engine.watchdog import Watchdog
 from qwen_megakernel.errors import RequestError, TextEndedError
 from qwen_megakernel.model.prompt import Prompt
@@ -38,7 +39,7 @@ from qwen_megakernel.model.prompt_pieces import PromptPieces
 
 log = logging.getLogger(__name__)
 
-_THREADS = ("qwen_megakernel engine", "qwen_megakernel watchdog")
+_THREADS = ("qwen_megakernel engine", "qwen_megakernel watchdog", VOCODER_THREAD)
 
 _SWITCH_S = 0.0001
 

@@ -2,7 +2,8 @@
 
 A vocoder that `follows` reads codes on the device, after the launch that makes them. So a launch, its pushes and the
 next launch are queued ahead of time, and the GPU does not wait for the host. With another vocoder one thing comes after
-the other: a frame, its codes, the vocoder, its sound.
+the other: a frame, its codes, the vocoder, its sound. On a CPU the vocoder computes in a thread of its own, beside the
+frames that come next.
 """
 
 import contextlib
@@ -10,14 +11,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qwen_megakernel.backend.interfaces import LoadedModel
-from qwen_megakernel.engine.scheduler import Push
+from qwen_megakernel.engine.scheduler import Push, runs_out_soon
 from qwen_megakernel.engine.sequence import SpeechSequence
+from qwen_megakernel.engine.vocoder_thread import VocoderThread
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.vocoder import VocoderState
 
@@ -36,6 +39,7 @@ class Pushed:
 
     push: Push
     wait: Callable[[], list[Tensor]]
+    done: Callable[[], bool] = lambda: True  # False: `wait` would wait, and a frame may be computed meanwhile
 
     @property
     def sequences(self) -> list[SpeechSequence]:
@@ -50,6 +54,7 @@ class DevicePipeline:
         self._decoder = model.decoder
         self._vocoder = model.vocoder
         self._follows = model.vocoder.follows
+        self._beside = VocoderThread(model.cpu.threads) if model.cpu else None
         self.width = model.decoder.width  # the most sequences in a launch
         self.most_frames = model.vocoder.most_frames if self._follows else 0  # of a push; 0: none is shared
         self._clock = clock
@@ -64,7 +69,7 @@ class DevicePipeline:
             return  # another thread has ended it meanwhile
         sequence.steady = self._vocoder.steady
         self._decoder.start(sequence.slot, prompt, sequence.request.sampling)
-        self._vocoder.reset(sequence.slot)
+        self._in_turn(self._vocoder.reset, sequence.slot)
         voice = sequence.request.conditioning.voice
         if voice is None or voice.ref_codes is None:
             sequence.prefilled([])
@@ -78,12 +83,12 @@ class DevicePipeline:
         waits until another one has."""
         state = self._references.pop(sequence.voice_digest, None)
         if state is not None:
-            self._vocoder.restore(sequence.slot, state)
+            self._in_turn(self._vocoder.restore, sequence.slot, state)
         elif reads:
-            self._vocoder.listen(sequence.slot, sequence.reference.pop(0))
+            self._in_turn(self._vocoder.listen, sequence.slot, sequence.reference.pop(0))
             if sequence.reference:
                 return
-            state = self._vocoder.save(sequence.slot)
+            state = self._in_turn(self._vocoder.save, sequence.slot)
         else:
             return
         self._references[sequence.voice_digest] = state
@@ -98,9 +103,15 @@ class DevicePipeline:
             sequence.text_rows += len(rows)
             self._decoder.extend(sequence.slot, rows, sequence.text_complete)
 
+    def _in_turn(self, function: Callable[..., Any], *args: Any) -> Any:
+        """A call of the vocoder, after the pushes that it was given."""
+        return self._beside.call(function, *args).result() if self._beside else function(*args)
+
     @property
     def has_room(self) -> bool:
         """May another frame be launched?"""
+        if self._beside and len(self.in_flight) == 1 and isinstance(push := self.in_flight[0], Pushed):
+            return not any(runs_out_soon(sequence, self._clock()) for sequence in push.sequences)
         if not self._follows:
             return not self.in_flight
         # One launch is computed while another is queued. A third would only delay new callers.
@@ -126,23 +137,30 @@ class DevicePipeline:
 
     def push(self, push: Push) -> None:
         """Give the vocoder its frames."""
-        wait = self._push(push)
+        pushed = self._push(push)
         for sequence, frames in zip(push.sequences, push.frames, strict=True):
             sequence.give(frames, sequence in push.short)
-        self.in_flight.append(Pushed(push, wait))
+        self.in_flight.append(pushed)
 
-    def _push(self, push: Push) -> Callable[[], list[Tensor]]:
+    def _push(self, push: Push) -> Pushed:
         slots = [s.slot for s in push.sequences]
         if self._follows:
-            return self._vocoder.follow(slots, [s.given for s in push.sequences], push.frames)
+            return Pushed(push, self._vocoder.follow(slots, [s.given for s in push.sequences], push.frames))
         (sequence,), (frames,) = push.sequences, push.frames
         codes = torch.from_numpy(np.stack(sequence.codes[sequence.given : sequence.given + frames]))
+        if self._beside:
+            coming = self._beside.call(self._vocoder.push, slots, codes[None])
+            return Pushed(push, lambda: list(coming.result().float()), coming.done)
         sound = self._vocoder.push(slots, codes[None])
-        return lambda: list(sound.float().cpu())
+        return Pushed(push, lambda: list(sound.float().cpu()))
 
     def pop(self) -> Launch | Pushed:
-        """Take the oldest work; `codes` or `sound` waits for it."""
+        """Take the oldest work, or a launch in place of a push that is not done; `codes` or `sound` waits for it."""
         work = self.in_flight.popleft()
+        if self.in_flight and isinstance(work, Pushed) and not work.done():
+            self.in_flight.appendleft(work)
+            work = next((later for later in self.in_flight if isinstance(later, Launch)), work)
+            self.in_flight.remove(work)
         for sequence in work.sequences:
             if isinstance(work, Launch):
                 sequence.in_flight = False
@@ -175,6 +193,11 @@ class DevicePipeline:
             work = self.in_flight.popleft()
             with contextlib.suppress(Exception):  # the engine has ended, and everybody is told why
                 self.codes() if isinstance(work, Launch) else work.wait()
+
+    def close(self) -> None:
+        """End the vocoder's thread."""
+        if self._beside:
+            self._beside.close()
 
     def forget_references(self) -> None:
         self._references.clear()

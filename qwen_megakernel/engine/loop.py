@@ -186,6 +186,7 @@ class Loop:
         self.turn_began = self._clock()
         if hasattr(self, "pipeline"):
             self.pipeline.drain()
+            self.pipeline.close()
         self.slots.waiting.clear()
         self.slots.running.clear()
         for sequence in list(self._admission.open):

@@ -57,7 +57,7 @@ class Scheduler:
         new = [s for s in running if s.state in (State.PREFILLING, State.REFERENCE)]
         if not new:
             return []
-        hurry = any(s.runs_out is not None and _runs_out_soon(s, now) and not (s.starved or s.reason) for s in running)
+        hurry = any(s.runs_out is not None and runs_out_soon(s, now) and not (s.starved or s.reason) for s in running)
         return new[: 1 if hurry else NEW_AT_ONCE]
 
     @staticmethod
@@ -120,7 +120,7 @@ class Scheduler:
         return pushes, waiting
 
 
-def _runs_out_soon(sequence: SpeechSequence, now: float) -> bool:
+def runs_out_soon(sequence: SpeechSequence, now: float) -> bool:
     """Has its listener little audio left, or none yet?"""
     return sequence.runs_out is None or sequence.runs_out < now + HURRY_S
 
@@ -128,4 +128,4 @@ def _runs_out_soon(sequence: SpeechSequence, now: float) -> bool:
 def _is_calm(sequence: SpeechSequence, now: float) -> bool:
     """May its frames wait? They may if its listener does not run out meanwhile, and if the device has room for the
     codes of another frame."""
-    return not (_runs_out_soon(sequence, now) or sequence.alone) and sequence.missing < RECENT_FRAMES
+    return not (runs_out_soon(sequence, now) or sequence.alone) and sequence.missing < RECENT_FRAMES

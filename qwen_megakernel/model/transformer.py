@@ -16,6 +16,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import StackConfig, TalkerConfig
 
+_SMALL_LAYER = 16 << 20  # bytes of its weights: more (0.6B: 60 MB) cost time themselves, and `OneRow` copies some
 _TEXT_ROWS = 16  # rows that `Embeddings.text` projects at a time
 
 
@@ -57,60 +58,99 @@ class KVCache:
         shape = (config.num_layers, config.num_kv_heads, positions, config.head_dim)
         self.k = torch.empty(shape, device=device, dtype=dtype)
         self.v = torch.empty(shape, device=device, dtype=dtype)
+        self.layers = list(zip(self.k[:, None].unbind(), self.v[:, None].unbind(), strict=True))
 
 
 class OneRow:
-    """`Transformer.forward` for one fp32 row on a CPU, in 23 operators a layer in place of 43. The sums are the same
-    except for their last bits.
+    """`Transformer.forward` for one fp32 row of a small model on a CPU: PyTorch multiplies matrices, numpy does the
+    small steps between. The sums are the same except for their last bits.
 
-    There a small model's frame costs operators, not arithmetic. The demo voice makes 35 passes through a layer for each
-    frame, and each operator takes 2 to 20 us, whatever its size. Not thread-safe: its buffers are written by every
-    call. Its weights are `Transformer`'s."""
+    There a frame costs operators, not arithmetic. The demo voice makes 37 passes through a layer for each frame. One
+    small operator takes 2 to 8 us in PyTorch, and about 1 us in numpy. Not thread-safe: its buffers are written by
+    every call."""
 
-    def __init__(self, config: StackConfig, layers: Sequence[Mapping[str, Tensor]], norm: Tensor):
-        self._config = config
-        self._layers = layers
-        self._norm = norm
+    def __init__(
+        self, config: StackConfig, layers: Sequence[Mapping[str, Tensor]], norm: Tensor, cos: Tensor, sin: Tensor
+    ):
+        """`layers`: tensors by their names without "weight". `cos`, `sin`: `rope_tables`'."""
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self._qkv = torch.empty(heads + 2 * kv_heads, dim)
-        self._q, self._k, self._v = (part.view(-1) for part in torch.split(self._qkv, [heads, kv_heads, kv_heads]))
-        self._gate, self._up = torch.empty(2, config.intermediate_size)
-        pairs = ((w["self_attn.q_norm"].expand(heads, -1), w["self_attn.k_norm"].expand(kv_heads, -1)) for w in layers)
-        self._head_norms = [torch.cat(pair).repeat(1, 2) for pair in pairs]  # twice: see `_norm_and_turn`
+        self._eps = config.rms_norm_eps
+        self._norm = norm
+        self._layers = [_OneRowLayer(w, heads, kv_heads) for w in layers]
+        # PyTorch's and numpy's names of the same memory.
+        self._x, self._y = torch.empty(2, len(norm))
+        self._xn, self._yn = self._x.numpy(), self._y.numpy()
+        self._qkv = torch.empty((heads + 2 * kv_heads) * dim)
+        self._qkn, self._vn = np.split(self._qkv.numpy().reshape(-1, dim), [heads + kv_heads])
+        turned = torch.empty(heads + kv_heads, dim)
+        self._turned, self._crossed = turned.numpy(), np.empty_like(self._qkn)
+        self._squares = np.empty(heads + kv_heads, np.float32)
+        # RoPE turns (left, right) to (left * cos - right * sin, right * cos + left * sin).
+        halves = (-1, 2, dim // 2)
+        self._cos, self._sin = cos.numpy(), sin.numpy().reshape(halves) * np.array([[-1], [1]], np.float32)
+        self._right_left, self._crossed_halves = self._qkn.reshape(halves)[:, ::-1], self._crossed.reshape(halves)
+        self._q = turned[:heads].view(1, kv_heads, -1, dim)  # heads that share a key are rows of one query
+        self._kn = self._turned[heads:]
+        self._gate_up = torch.empty(2 * config.intermediate_size)
+        self._gate, self._up = self._gate_up.chunk(2)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, position: int, k: Tensor, v: Tensor) -> Tensor:
-        """The row x [hidden], and cos and sin [head_dim] of its position -> [hidden], after the final norm. The row's
-        keys and values are written to the cache, k and v [layers, kv_heads, positions, head_dim], at `position`."""
-        heads, kv_heads, dim = self._config.num_heads, self._config.num_kv_heads, self._config.head_dim
-        for i, w in enumerate(self._layers):
-            y, scale = x * w["input_layernorm"], self._scale(x)
-            for name, out in (("q", self._q), ("k", self._k), ("v", self._v)):
-                torch.addmv(out, w[f"self_attn.{name}_proj"], y, beta=0, alpha=scale, out=out)
-            turned = self._norm_and_turn(self._qkv[: heads + kv_heads], self._head_norms[i], cos, sin)
-            k[i, :, position] = turned[heads:]
-            v[i, :, position] = self._qkv[heads + kv_heads :]
-            q = turned[:heads].view(kv_heads, -1, dim)
-            y = F.scaled_dot_product_attention(q[None], k[None, i, :, : position + 1], v[None, i, :, : position + 1])
-            x = torch.addmv(x, w["self_attn.o_proj"], y.reshape(-1))
-            y, scale = x * w["post_attention_layernorm"], self._scale(x)
-            torch.addmv(self._gate, w["mlp.gate_proj"], y, beta=0, alpha=scale, out=self._gate)
-            torch.addmv(self._up, w["mlp.up_proj"], y, beta=0, alpha=scale, out=self._up)
-            x = torch.addmv(x, w["mlp.down_proj"], F.silu(self._gate).mul_(self._up))
-        return x * self._norm * self._scale(x)
+    def forward(self, x: Tensor, position: int, cache: KVCache) -> Tensor:
+        """The row x [hidden] -> [hidden], after the final norm. Its keys and values are written to the cache."""
+        self._x.copy_(x)
+        end = position + 1
+        with np.errstate(all="ignore"):  # a broken checkpoint's logits are not finite, and `Frame.step` tells
+            for layer, (keys, values) in zip(self._layers, cache.layers, strict=True):
+                scale = self._scaled(layer.input_norm)
+                torch.addmv(self._qkv, layer.qkv, self._y, beta=0, alpha=scale, out=self._qkv)
+                self._norm_and_turn(layer.head_norms, position)
+                keys, values = keys[:, :, :end], values[:, :, :end]
+                keys.numpy()[0, :, position], values.numpy()[0, :, position] = self._kn, self._vn
+                y = F.scaled_dot_product_attention(self._q, keys, values)
+                self._x.addmv_(layer.o, y.reshape(-1))
+                scale = self._scaled(layer.mlp_norm)
+                torch.addmv(self._gate_up, layer.gate_up, self._y, beta=0, alpha=scale, out=self._gate_up)
+                self._x.addmv_(layer.down, F.silu(self._gate, inplace=True).mul_(self._up))
+            out: Tensor = self._norm * self._x * self._scale()
+        return out
 
-    def _scale(self, x: Tensor) -> float:
+    def _scale(self) -> float:
         """1 / rms(x)."""
-        return 1.0 / math.sqrt(torch.dot(x, x).item() / len(x) + self._config.rms_norm_eps)
+        return 1.0 / math.sqrt(float(self._xn.dot(self._xn)) / len(self._xn) + self._eps)
 
-    def _norm_and_turn(self, heads: Tensor, weights: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """RMSNorm and RoPE of q and k, [heads + kv_heads, head_dim].
+    def _scaled(self, norm: np.ndarray) -> float:
+        """Puts x * norm into y. Returns 1 / rms(x), which y lacks to be RMSNorm."""
+        np.multiply(self._xn, norm, out=self._yn)
+        return self._scale()
 
-        A head joined to its negative has mean 0, so layer_norm, one operator, is RMSNorm. The rotate-half pairing's
-        (-right, left) is then the middle of the two.
-        """
-        dim = heads.shape[1]
-        both = F.layer_norm(torch.cat((-heads, heads), 1), (2 * dim,), None, None, self._config.rms_norm_eps) * weights
-        return both[:, dim:] * cos + both[:, dim // 2 : dim + dim // 2] * sin
+    def _norm_and_turn(self, norms: np.ndarray, position: int) -> None:
+        """RMSNorm and RoPE of q and k, [heads + kv_heads, head_dim], into `turned`."""
+        x, turned, squares = self._qkn, self._turned, self._squares
+        np.vecdot(x, x, out=squares)
+        squares /= x.shape[1]
+        squares += self._eps
+        np.sqrt(squares, out=squares)
+        x /= squares[:, None]
+        x *= norms
+        np.multiply(x, self._cos[position], out=turned)
+        np.multiply(self._right_left, self._sin[position], out=self._crossed_halves)
+        turned += self._crossed
+
+
+class _OneRowLayer:
+    """A layer's weights, as `OneRow` reads them: matrices are PyTorch's, norms numpy's.
+
+    Matrices that multiply the same row are joined, and stored by columns: the product of one row then takes a fifth to
+    two fifths less time (docs/log.md, 2026-11-26)."""
+
+    def __init__(self, w: Mapping[str, Tensor], heads: int, kv_heads: int):
+        self.input_norm, self.mlp_norm = w["input_layernorm"].numpy(), w["post_attention_layernorm"].numpy()
+        q, k = w["self_attn.q_norm"].numpy(), w["self_attn.k_norm"].numpy()
+        self.head_norms = np.stack([q] * heads + [k] * kv_heads)
+        self.qkv, self.gate_up = (
+            torch.cat([w[name] for name in names]).t().contiguous().t()
+            for names in ([f"self_attn.{name}_proj" for name in "qkv"], ["mlp.gate_proj", "mlp.up_proj"])
+        )
+        self.o, self.down = w["self_attn.o_proj"], w["mlp.down_proj"]
 
 
 class Transformer:
@@ -131,7 +171,8 @@ class Transformer:
             max_positions, config.head_dim, config.rope_theta, self._norm.device, self._norm.dtype
         )
         exact = self._norm.device.type == "cpu" and self._norm.dtype == torch.float32
-        self._one_row = OneRow(config, self._layers, self._norm) if exact else None
+        small = sum(tensor.nbytes for tensor in self._layers[0].values()) <= _SMALL_LAYER
+        self._one_row = OneRow(config, self._layers, self._norm, self._cos, self._sin) if exact and small else None
 
     def forward(self, rows: Tensor, position: int | Tensor, cache: KVCache, length: int | None = None) -> Tensor:
         """Run consecutive rows of one slot and append their keys and values to its cache. `rows`: [T, hidden] in the
@@ -140,8 +181,7 @@ class Transformer:
         written. `length`: with a tensor of positions, how many rows of the cache attention reads. It must be more than
         any position, and all these rows must be finite. Returns [T, hidden], after the final norm."""
         if self._one_row and not isinstance(position, Tensor) and len(rows) <= 2:  # more are worth one matrix product
-            one_row, each = self._one_row.forward, enumerate(rows, position)
-            return torch.stack([one_row(row, self._cos[n], self._sin[n], n, cache.k, cache.v) for n, row in each])
+            return torch.stack([self._one_row.forward(row, n, cache) for n, row in enumerate(rows, position)])
         c, x, mask = self.config, rows, None
         at: Tensor | slice
         if isinstance(position, Tensor):
@@ -181,6 +221,11 @@ class Transformer:
         """[T, heads * head_dim] -> [heads, T, head_dim], each head normed if a weight is given."""
         x = torch.unflatten(x, -1, (-1, self.config.head_dim))
         return (x if norm is None else rms_norm(x, norm, self.config.rms_norm_eps)).transpose(0, 1)
+
+
+def sum_of_embeddings(groups: list[Tensor]) -> Tensor:
+    """The embeddings of each code group, [F, hidden] -> [F, hidden] (fp32 accumulation, rounded once)."""
+    return torch.stack(groups, dim=1).sum(1)
 
 
 class Embeddings:
@@ -248,4 +293,4 @@ class Embeddings:
 
     def frames(self, codes: Tensor) -> Tensor:
         """Codes [F, groups] -> [F, hidden], the sum over groups (fp32 accumulation, rounded once)."""
-        return torch.stack([self.code(group, codes[:, group]) for group in range(len(self._codes))], dim=1).sum(1)
+        return sum_of_embeddings([self.code(group, codes[:, group]) for group in range(len(self._codes))])
