@@ -32,6 +32,11 @@ def test_prefill_in_any_cut_equals_row_by_row(tiny):
         cache.v.fill_(torch.nan)
         parts = [stack.forward(rows[a:b], a, cache) for a, b in zip(bounds, bounds[1:], strict=False)]
         assert (torch.cat(parts) - whole).abs().max() < 1e-4, bounds
+        filled = KVCache(config, 64, CPU, torch.float32)
+        for a, b in zip(bounds, bounds[1:], strict=False):
+            stack.prefill(rows[a:b], a, filled)
+        for kept, kind in ((filled.k, cache.k), (filled.v, cache.v)):
+            assert (kept - kind)[:, :, :40].abs().max() < 1e-4, bounds
 
 
 def test_rope_depends_on_the_distance_alone():

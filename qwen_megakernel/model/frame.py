@@ -81,7 +81,7 @@ class Frame:
 
     def prefill(self, rows: Tensor, state: SlotState, position: int = 0) -> None:
         """Write keys and values of rows [T, hidden] to a slot's cache, from `position` on."""
-        self._talker.forward(rows, position, state.cache)
+        self._talker.prefill(rows, position, state.cache)
 
     def step(self, s: SlotState, draws: Draws, position: int | Tensor, length: int | None = None) -> None:
         """Compute one frame and make the state ready for the next one. `s`: read and written. Afterwards `s.codes`

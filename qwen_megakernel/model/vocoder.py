@@ -185,8 +185,8 @@ class TorchVocoder:
         with _CUDNN_FLAGS, torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
             pcm = step.run(codes.to(self._device))
         for name, tensor in step.state.items():
-            self._state[name][list(slots)] = tensor
-        self._position[list(slots)] += codes.shape[1]
+            self._state[name][step.slots] = tensor
+        self._position[step.slots] += codes.shape[1]
         return pcm
 
     def follow(self, slots: Sequence[int], first: Sequence[int], frames: Sequence[int]) -> Callable[[], list[Tensor]]:
@@ -200,8 +200,10 @@ class _Push:
         self._v = vocoder
         self._c = vocoder._config
         self._w = vocoder._w
-        self._past = {name: tensor[list(slots)] for name, tensor in vocoder._state.items()}
-        self._position = vocoder._position[list(slots)].to(vocoder._device)
+        # A slice takes half the time of a list on a CPU.
+        self.slots = slice(slots[0], slots[0] + 1) if len(slots) == 1 else list(slots)
+        self._past = {name: tensor[self.slots] for name, tensor in vocoder._state.items()}
+        self._position = vocoder._position[self.slots].to(vocoder._device)
         self.state: dict[str, Tensor] = {}
 
     def run(self, codes: Tensor) -> Tensor:
