@@ -12,8 +12,9 @@ from waiting import until
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.backend import cpu_threads, select
-from qwen_megakernel.backend.interfaces import CpuSpeed
-from qwen_megakernel.engine.vocoder_thread import VOCODER_THREAD
+from qwen_megakernel.backend.interfaces import CpuSpeed, LoadedModel
+from qwen_megakernel.engine import device_pipeline, vocoder_thread
+from qwen_megakernel.engine.scheduler import Push
 from qwen_megakernel.errors import BackendError
 
 
@@ -108,8 +109,9 @@ def test_an_engine_computes_with_them_and_takes_as_many_listeners_as_the_cpu_sus
     assert "30.0 ms with 3 CPU threads" in caplog.text and "gaps" not in caplog.text
 
 
-def test_frames_are_computed_beside_a_push_unless_a_listener_waits_for_it():
+def test_frames_are_computed_beside_a_push_unless_a_listener_waits_for_it(monkeypatch):
     """At most one push waits behind the one that is computed. If frames waited for pushes, this would raise."""
+    monkeypatch.setattr(device_pipeline, "runs_out_soon", lambda sequence, now: sequence.runs_out is None)
     frames, pushes = [], []
     with probed("demo", max_streams=1) as engine:
         collect, push = engine.probes.decoder.collect, engine.probes.vocoder.push
@@ -131,6 +133,25 @@ def test_frames_are_computed_beside_a_push_unless_a_listener_waits_for_it():
     assert audio.frames == 15 and pushes == [8, *range(10, 16), 15]
 
 
+def test_sound_goes_out_before_a_prompt_is_computed():
+    model = LoadedModel(None, SimpleNamespace(width=1), SimpleNamespace(follows=False), None, CpuSpeed(1, {1: 0.02}))
+    pipeline = device_pipeline.DevicePipeline(model, kept_voices=1, clock=lambda: 10.0)
+    assert pipeline.has_room(["a prompt"])
+    for runs_out, done, room in ((11.0, False, True), (11.0, True, False), (10.08, False, False), (None, False, False)):
+        listener = SimpleNamespace(runs_out=runs_out, settled=False)
+        pipeline.in_flight.append(device_pipeline.Pushed(Push([listener], [8], []), list, lambda done=done: done))
+        assert pipeline.has_room([]) == room and not pipeline.has_room(["a prompt"])
+        pipeline.in_flight.clear()
+
+
+def test_a_thread_that_cannot_get_its_number_fails_the_call(monkeypatch):
+    monkeypatch.setattr(vocoder_thread, "use_threads", lambda count: 1 / 0)
+    thread = vocoder_thread.VocoderThread(2)
+    with pytest.raises(ZeroDivisionError):
+        thread.call(int)
+    thread.close()
+
+
 def test_what_the_vocoder_raises_in_its_thread_ends_its_utterance_only():
     others = threading.enumerate()  # other tests' engines'
     with probed("demo", max_streams=2) as engine:
@@ -138,7 +159,7 @@ def test_what_the_vocoder_raises_in_its_thread_ends_its_utterance_only():
         with pytest.raises(ZeroDivisionError, match="no sound"):
             engine.generate("Hello.", chunk_frames=1)
         assert engine.generate("Hello.").finish_reason == "eos"
-        (thread,) = (t for t in threading.enumerate() if t.name == VOCODER_THREAD and t not in others)
+        (thread,) = (t for t in threading.enumerate() if t.name == vocoder_thread.VOCODER_THREAD and t not in others)
     assert not thread.is_alive()
 
 

@@ -20,6 +20,7 @@ _ROUNDS = 5  # after the first one; their median counts
 _FRAMES = 2  # of a round: end of speech is suppressed that long
 _PUSHED = 8  # frames of a vocoder push, as in mid-utterance
 _ENOUGH_S = 3.0  # no round begins after that: a choice. A large model's first round alone takes longer
+_DEFAULT = threading.Lock()  # of the number that new threads get: `use_threads` changes it for a moment
 _WORTH = 0.75  # more threads must save a quarter of the time: beside other work they lose more than that
 
 
@@ -30,15 +31,16 @@ def use_threads(count: int) -> None:
     sets the default for threads that have not yet called PyTorch, so another thread restores it. Other builds have one
     number for the process, which then stays `count`.
     """
-    before = torch.get_num_threads()
-    if count == before:
-        return
-    torch.set_num_threads(count)
-    putting_back = threading.Thread(target=torch.set_num_threads, args=(before,))
-    putting_back.start()
-    putting_back.join()
-    if torch.get_num_threads() != count:
+    with _DEFAULT:
+        before = torch.get_num_threads()
+        if count == before:
+            return
         torch.set_num_threads(count)
+        putting_back = threading.Thread(target=torch.set_num_threads, args=(before,))
+        putting_back.start()
+        putting_back.join()
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)
 
 
 def candidates(most: int) -> list[int]:

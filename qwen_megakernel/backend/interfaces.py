@@ -78,7 +78,7 @@ class FrameDecoder(Protocol):
 
 
 class Vocoder(Protocol):
-    """One backend's vocoder over a fixed number of slots. Not thread-safe: one thread owns it. A slot's samples depend
+    """One backend's vocoder over a fixed number of slots. Not thread-safe: one call at a time. A slot's samples depend
     on its codes since `reset`, and not on how they were cut into pushes (within 2e-5)."""
 
     slots: int

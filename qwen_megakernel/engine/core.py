@@ -31,7 +31,6 @@ from qwen_megakernel.engine.loop import Loop
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.engine.sequence import FRAME_S, Request, SpeechSequence
 from qwen_megakernel.engine.slots import Slots
-from qwen_megakernel.engine.vocoder_thread import VOCODER_THREAD
 from qwen_megakernel.engine.watchdog import Watchdog
 from qwen_megakernel.errors import RequestError, TextEndedError
 from qwen_megakernel.model.prompt import Prompt
@@ -39,7 +38,7 @@ from qwen_megakernel.model.prompt_pieces import PromptPieces
 
 log = logging.getLogger(__name__)
 
-_THREADS = ("qwen_megakernel engine", "qwen_megakernel watchdog", VOCODER_THREAD)
+_THREADS = ("qwen_megakernel engine", "qwen_megakernel watchdog")
 
 _SWITCH_S = 0.0001
 
@@ -83,7 +82,7 @@ class EngineCore:
         self._thread = threading.Thread(target=partial(_run, self.loop, model.cpu), name=_THREADS[0], daemon=True)
         watch = threading.Thread(target=self.watchdog.run, name=_THREADS[1], daemon=True)
         self.threads = (self._thread, watch)  # the loop's and the watchdog's
-        if model.cpu:  # it computes frames one by one, so the time of one frame tells what it sustains
+        if model.cpu:  # it computes frames one by one: it sustains what the time of one tells, or more
             audio_s_per_s = FRAME_S * model.cpu.frames_per_s
             self.admission.sustain(audio_s_per_s)
             log.debug("%s", model.cpu)

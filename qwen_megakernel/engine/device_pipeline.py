@@ -1,9 +1,9 @@
 """DevicePipeline: frame decoder, then vocoder. It does what the scheduler decided.
 
 A vocoder that `follows` reads codes on the device, after the launch that makes them. So a launch, its pushes and the
-next launch are queued ahead of time, and the GPU does not wait for the host. With another vocoder one thing comes after
-the other: a frame, its codes, the vocoder, its sound. On a CPU the vocoder computes in a thread of its own, beside the
-frames that come next.
+next launch are queued ahead of time, and the GPU does not wait for the host. With another vocoder on a GPU one thing
+comes after the other: a frame, its codes, the vocoder, its sound. On a CPU the vocoder computes in a thread of its own,
+beside the frames that come next.
 """
 
 import contextlib
@@ -55,11 +55,12 @@ class DevicePipeline:
         self._vocoder = model.vocoder
         self._follows = model.vocoder.follows
         self._beside = VocoderThread(model.cpu.threads) if model.cpu else None
+        self._frame_s = 1.0 / model.cpu.frames_per_s if model.cpu else 0.0
         self.width = model.decoder.width  # the most sequences in a launch
         self.most_frames = model.vocoder.most_frames if self._follows else 0  # of a push; 0: none is shared
         self._clock = clock
         self._kept_voices = kept_voices
-        self.in_flight: deque[Launch | Pushed] = deque()  # not collected, in the order in which it is computed
+        self.in_flight: deque[Launch | Pushed] = deque()  # not collected, in the order in which it was queued
         self._references: dict[bytes, VocoderState] = {}  # by a voice's digest; the latest used last
 
     def start(self, sequence: SpeechSequence) -> None:
@@ -107,11 +108,14 @@ class DevicePipeline:
         """A call of the vocoder, after the pushes that it was given."""
         return self._beside.call(function, *args).result() if self._beside else function(*args)
 
-    @property
-    def has_room(self) -> bool:
-        """May another frame be launched?"""
+    def has_room(self, new: list[SpeechSequence]) -> bool:
+        """May another frame be launched, and the prompts of `new` computed before it?"""
         if self._beside and len(self.in_flight) == 1 and isinstance(push := self.in_flight[0], Pushed):
-            return not any(runs_out_soon(sequence, self._clock()) for sequence in push.sequences)
+            # This thread sees the sound only after what it computes itself. No listener may run out meanwhile.
+            if new or push.done():
+                return False
+            now = self._clock() + self._frame_s
+            return not any(runs_out_soon(sequence, now) for sequence in push.sequences if not sequence.settled)
         if not self._follows:
             return not self.in_flight
         # One launch is computed while another is queued. A third would only delay new callers.
@@ -184,7 +188,7 @@ class DevicePipeline:
 
     def recover(self) -> None:
         """Make frame decoder and vocoder usable again after a KernelFault."""
-        self._vocoder.recover()
+        self._in_turn(self._vocoder.recover)
         self._decoder.recover()
 
     def drain(self) -> None:

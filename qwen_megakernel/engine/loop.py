@@ -89,13 +89,14 @@ class Loop:
             self.slots.settle_cancelled()
 
     def _step(self) -> bool:
-        """Prefill, and launch the most urgent frames. If there is no room for more, see what the oldest work made."""
+        """Prefill, and launch the most urgent frames. If there is no room for more, see what earlier work made."""
         for sequence in self.slots.running if self._news else ():
             self.failures.alone(sequence, self._read_news)
         self._news = False
         busy = False
-        if self.pipeline.has_room:
-            for sequence in self._scheduler.to_prefill(self.slots.running, self._clock()):
+        new = self._scheduler.to_prefill(self.slots.running, self._clock())
+        if self.pipeline.has_room(new):
+            for sequence in new:
                 self.failures.alone(sequence, self._prefill)
                 busy = True
             ready = self._scheduler.ready(self.slots.running)

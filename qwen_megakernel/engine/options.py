@@ -58,8 +58,8 @@ class EngineOptions:
             transcribed reference of 10 s about 30 MB for each text layout.
         vocoder_dtype: "float32", "tf32" (GPU only), "bfloat16" (slow: not through our kernels), or the torch.dtype of
             such a name.
-        threads: CPU threads to compute with. None measures now and takes the fewest that are about as fast as any, at
-            most `torch.get_num_threads()`. That number itself stays as it is.
+        threads: CPU threads to compute frames with, and as many to compute sound. None measures now and takes the
+            fewest that are about as fast as any, at most `torch.get_num_threads()`. That number itself stays as it is.
         fallback: "torch": PyTorch takes over, many times slower, after three faults of our kernels in a row (two on a
             card that was only checked). None: the engine then dies. On such a card backend="auto" implies "torch".
         allow_foreign_voice: an experiment: a Base checkpoint's voice speaks on CustomVoice (docs/voices.md).

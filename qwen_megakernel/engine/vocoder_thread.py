@@ -18,7 +18,7 @@ class VocoderThread:
     """Computes calls in another thread, one after the other. Not thread-safe: one thread makes the calls."""
 
     def __init__(self, threads: int):
-        """`threads`: that PyTorch computes each call with."""
+        """`threads`: how many PyTorch uses for a call."""
         self._threads = threads
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -33,6 +33,7 @@ class VocoderThread:
             thread = threading.Thread(target=self._run, name=VOCODER_THREAD, daemon=True)
             thread.start()
             self._thread = thread
+            self.call(use_threads, self._threads).result()
         future: Future[Any] = Future()
         self._calls.put((future, partial(function, *args)))
         return future
@@ -46,7 +47,6 @@ class VocoderThread:
 
     @torch.inference_mode()
     def _run(self) -> None:
-        use_threads(self._threads)
         while call := self._calls.get():
             future, function = call
             try:

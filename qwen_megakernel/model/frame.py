@@ -115,8 +115,9 @@ class Frame:
     def _logits(self, group: int, row: Tensor) -> Tensor:
         """Of a row [hidden]: fp32 [vocab]."""
         head = self._heads[group]
-        # On a CPU `mv` takes a third of the time of a product of matrices.
-        return torch.mv(head, row).float() if head.device.type == "cpu" else F.linear(row, head).float()
+        if head.device.type == "cpu" and head.dtype == torch.float32:
+            return torch.mv(head, row)  # a third of the time of `linear`
+        return F.linear(row, head).float()
 
     def _noise(self, s: SlotState) -> tuple[Tensor, ...]:
         """fp32 [vocab] for every group."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import StackConfig, TalkerConfig
 
-_SMALL_LAYER = 16 << 20  # bytes of its weights: more (0.6B: 60 MB) cost time themselves, and `OneRow` copies some
+_SMALL_LAYER = 16 << 20  # bytes of its weights. `OneRow` copies part of them; a layer of 0.6B has 60 MB
 _TEXT_ROWS = 16  # rows that `Embeddings.text` projects at a time
 
 
@@ -51,8 +51,14 @@ def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 class KVCache:
-    """Keys and values of one slot, each [layers, kv_heads, positions, head_dim]. Rows beyond the caller's position are
-    stale. `Transformer.forward` reads them only if it is given a `length`, and then with a weight of 0."""
+    """Keys and values of one slot, each [layers, kv_heads, positions, head_dim].
+
+    Rows beyond the caller's position are stale. `Transformer.forward` reads them only if it is given a `length`, and
+    then with a weight of 0.
+
+    Attributes:
+        layers: views of each layer's keys and values, each [1, kv_heads, positions, head_dim].
+    """
 
     def __init__(self, config: StackConfig, positions: int, device: torch.device, dtype: torch.dtype):
         shape = (config.num_layers, config.num_kv_heads, positions, config.head_dim)
@@ -62,12 +68,12 @@ class KVCache:
 
 
 class OneRow:
-    """`Transformer.forward` for one fp32 row of a small model on a CPU: PyTorch multiplies matrices, numpy does the
-    small steps between. The sums are the same except for their last bits.
+    """`Transformer.forward` for one fp32 row on a CPU: PyTorch multiplies matrices, numpy does the small steps between.
+    The sums are the same except for their last bits.
 
-    There a frame costs operators, not arithmetic. The demo voice makes 37 passes through a layer for each frame. One
-    small operator takes 2 to 8 us in PyTorch, and about 1 us in numpy. Not thread-safe: its buffers are written by
-    every call."""
+    A small model's frame costs operators, not arithmetic. The demo voice makes 37 passes through a layer for each
+    frame. One small operator takes 2 to 8 us in PyTorch, and about 1 us in numpy. Not thread-safe: its buffers are
+    written by every call."""
 
     def __init__(
         self, config: StackConfig, layers: Sequence[Mapping[str, Tensor]], norm: Tensor, cos: Tensor, sin: Tensor
@@ -77,10 +83,11 @@ class OneRow:
         self._eps = config.rms_norm_eps
         self._norm = norm
         self._layers = [_OneRowLayer(w, heads, kv_heads) for w in layers]
-        # PyTorch's and numpy's names of the same memory.
+        # Most buffers have views by PyTorch and by numpy (n).
         self._x, self._y = torch.empty(2, len(norm))
         self._xn, self._yn = self._x.numpy(), self._y.numpy()
         self._qkv = torch.empty((heads + 2 * kv_heads) * dim)
+        self._qkv_parts = self._qkv.split([len(weight) for weight in self._layers[0].qkv])
         self._qkn, self._vn = np.split(self._qkv.numpy().reshape(-1, dim), [heads + kv_heads])
         turned = torch.empty(heads + kv_heads, dim)
         self._turned, self._crossed = turned.numpy(), np.empty_like(self._qkn)
@@ -92,6 +99,7 @@ class OneRow:
         self._q = turned[:heads].view(1, kv_heads, -1, dim)  # heads that share a key are rows of one query
         self._kn = self._turned[heads:]
         self._gate_up = torch.empty(2 * config.intermediate_size)
+        self._gate_up_parts = self._gate_up.split([len(weight) for weight in self._layers[0].gate_up])
         self._gate, self._up = self._gate_up.chunk(2)
 
     def forward(self, x: Tensor, position: int, cache: KVCache) -> Tensor:
@@ -100,15 +108,13 @@ class OneRow:
         end = position + 1
         with np.errstate(all="ignore"):  # a broken checkpoint's logits are not finite, and `Frame.step` tells
             for layer, (keys, values) in zip(self._layers, cache.layers, strict=True):
-                scale = self._scaled(layer.input_norm)
-                torch.addmv(self._qkv, layer.qkv, self._y, beta=0, alpha=scale, out=self._qkv)
+                self._norm_and_multiply(layer.input_norm, layer.qkv, self._qkv_parts)
                 self._norm_and_turn(layer.head_norms, position)
                 keys, values = keys[:, :, :end], values[:, :, :end]
                 keys.numpy()[0, :, position], values.numpy()[0, :, position] = self._kn, self._vn
                 y = F.scaled_dot_product_attention(self._q, keys, values)
                 self._x.addmv_(layer.o, y.reshape(-1))
-                scale = self._scaled(layer.mlp_norm)
-                torch.addmv(self._gate_up, layer.gate_up, self._y, beta=0, alpha=scale, out=self._gate_up)
+                self._norm_and_multiply(layer.mlp_norm, layer.gate_up, self._gate_up_parts)
                 self._x.addmv_(layer.down, F.silu(self._gate, inplace=True).mul_(self._up))
             out: Tensor = self._norm * self._x * self._scale()
         return out
@@ -117,10 +123,12 @@ class OneRow:
         """1 / rms(x)."""
         return 1.0 / math.sqrt(float(self._xn.dot(self._xn)) / len(self._xn) + self._eps)
 
-    def _scaled(self, norm: np.ndarray) -> float:
-        """Puts x * norm into y. Returns 1 / rms(x), which y lacks to be RMSNorm."""
+    def _norm_and_multiply(self, norm: np.ndarray, weights: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        """Products of matrices and RMSNorm of x."""
         np.multiply(self._xn, norm, out=self._yn)
-        return self._scale()
+        scale = self._scale()
+        for weight, out in zip(weights, outs, strict=True):
+            torch.addmv(out, weight, self._y, beta=0, alpha=scale, out=out)
 
     def _norm_and_turn(self, norms: np.ndarray, position: int) -> None:
         """RMSNorm and RoPE of q and k, [heads + kv_heads, head_dim], into `turned`."""
@@ -139,17 +147,17 @@ class OneRow:
 class _OneRowLayer:
     """A layer's weights, as `OneRow` reads them: matrices are PyTorch's, norms numpy's.
 
-    Matrices that multiply the same row are joined, and stored by columns: the product of one row then takes a fifth to
-    two fifths less time (docs/log.md, 2026-11-26)."""
+    Small matrices that multiply the same row are joined, and stored by columns: their product then takes a fifth to two
+    fifths less time (docs/log.md, 2026-11-26)."""
 
     def __init__(self, w: Mapping[str, Tensor], heads: int, kv_heads: int):
         self.input_norm, self.mlp_norm = w["input_layernorm"].numpy(), w["post_attention_layernorm"].numpy()
         q, k = w["self_attn.q_norm"].numpy(), w["self_attn.k_norm"].numpy()
         self.head_norms = np.stack([q] * heads + [k] * kv_heads)
-        self.qkv, self.gate_up = (
-            torch.cat([w[name] for name in names]).t().contiguous().t()
-            for names in ([f"self_attn.{name}_proj" for name in "qkv"], ["mlp.gate_proj", "mlp.up_proj"])
-        )
+        self.qkv = [w[f"self_attn.{name}_proj"] for name in "qkv"]
+        self.gate_up = [w["mlp.gate_proj"], w["mlp.up_proj"]]
+        if sum(tensor.nbytes for tensor in w.values()) <= _SMALL_LAYER:
+            self.qkv, self.gate_up = ([torch.cat(some).t().contiguous().t()] for some in (self.qkv, self.gate_up))
         self.o, self.down = w["self_attn.o_proj"], w["mlp.down_proj"]
 
 
@@ -171,8 +179,7 @@ class Transformer:
             max_positions, config.head_dim, config.rope_theta, self._norm.device, self._norm.dtype
         )
         exact = self._norm.device.type == "cpu" and self._norm.dtype == torch.float32
-        small = sum(tensor.nbytes for tensor in self._layers[0].values()) <= _SMALL_LAYER
-        self._one_row = OneRow(config, self._layers, self._norm, self._cos, self._sin) if exact and small else None
+        self._one_row = OneRow(config, self._layers, self._norm, self._cos, self._sin) if exact else None
 
     def forward(self, rows: Tensor, position: int | Tensor, cache: KVCache, length: int | None = None) -> Tensor:
         """Run consecutive rows of one slot and append their keys and values to its cache. `rows`: [T, hidden] in the
@@ -247,7 +254,7 @@ class Transformer:
 
 
 def sum_of_embeddings(groups: list[Tensor]) -> Tensor:
-    """The embeddings of each code group, [F, hidden] -> [F, hidden] (fp32 accumulation, rounded once)."""
+    """Embeddings of all code groups, [F, hidden] each -> their sum, [F, hidden] (fp32 accumulation, rounded once)."""
     return torch.stack(groups, dim=1).sum(1)
 
 

@@ -96,7 +96,7 @@ class Portion(NamedTuple):
 
 
 class TorchVocoder:
-    """Decodes several sequences, each in its own slot. Not thread-safe: one thread owns it. The methods are those of
+    """Decodes several sequences, each in its own slot. Not thread-safe: one call at a time. The methods are those of
     backend/interfaces.py."""
 
     together = 1  # sequences that share a push, at most; so a sequence's samples are the same bits whatever else runs
