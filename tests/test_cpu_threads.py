@@ -136,11 +136,11 @@ def test_frames_are_computed_beside_a_push_unless_a_listener_waits_for_it(monkey
 def test_sound_goes_out_before_a_prompt_is_computed():
     model = LoadedModel(None, SimpleNamespace(width=1), SimpleNamespace(follows=False), None, CpuSpeed(1, {1: 0.02}))
     pipeline = device_pipeline.DevicePipeline(model, kept_voices=1, clock=lambda: 10.0)
-    assert pipeline.has_room(["a prompt"])
+    assert pipeline.has_room and not pipeline.sound_first
     for runs_out, done, room in ((11.0, False, True), (11.0, True, False), (10.08, False, False), (None, False, False)):
         listener = SimpleNamespace(runs_out=runs_out, settled=False)
         pipeline.in_flight.append(device_pipeline.Pushed(Push([listener], [8], []), list, lambda done=done: done))
-        assert pipeline.has_room([]) == room and not pipeline.has_room(["a prompt"])
+        assert pipeline.has_room == room and pipeline.sound_first
         pipeline.in_flight.clear()
 
 

@@ -108,18 +108,23 @@ class DevicePipeline:
         """A call of the vocoder, after the pushes that it was given."""
         return self._beside.call(function, *args).result() if self._beside else function(*args)
 
-    def has_room(self, new: list[SpeechSequence]) -> bool:
-        """May another frame be launched, and the prompts of `new` computed before it?"""
+    @property
+    def has_room(self) -> bool:
+        """May another frame be launched?"""
         if self._beside and len(self.in_flight) == 1 and isinstance(push := self.in_flight[0], Pushed):
             # This thread sees the sound only after what it computes itself. No listener may run out meanwhile.
-            if new or push.done():
-                return False
             now = self._clock() + self._frame_s
-            return not any(runs_out_soon(sequence, now) for sequence in push.sequences if not sequence.settled)
+            soon = any(runs_out_soon(sequence, now) for sequence in push.sequences if not sequence.settled)
+            return not (soon or push.done())
         if not self._follows:
             return not self.in_flight
         # One launch is computed while another is queued. A third would only delay new callers.
         return sum(isinstance(work, Launch) for work in self.in_flight) < 2
+
+    @property
+    def sound_first(self) -> bool:
+        """Would a new prompt hold up sound that is computed now?"""
+        return self._beside is not None and bool(self.in_flight)
 
     @property
     def computed(self) -> list[SpeechSequence]:
@@ -160,11 +165,10 @@ class DevicePipeline:
 
     def pop(self) -> Launch | Pushed:
         """Take the oldest work, or a launch in place of a push that is not done; `codes` or `sound` waits for it."""
-        work = self.in_flight.popleft()
-        if self.in_flight and isinstance(work, Pushed) and not work.done():
-            self.in_flight.appendleft(work)
+        work = self.in_flight[0]
+        if isinstance(work, Pushed) and not work.done():
             work = next((later for later in self.in_flight if isinstance(later, Launch)), work)
-            self.in_flight.remove(work)
+        self.in_flight.remove(work)
         for sequence in work.sequences:
             if isinstance(work, Launch):
                 sequence.in_flight = False

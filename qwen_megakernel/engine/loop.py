@@ -8,6 +8,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -94,9 +95,9 @@ class Loop:
             self.failures.alone(sequence, self._read_news)
         self._news = False
         busy = False
-        new = self._scheduler.to_prefill(self.slots.running, self._clock())
-        if self.pipeline.has_room(new):
-            for sequence in new:
+        new = partial(self._scheduler.to_prefill, self.slots.running, self._clock())
+        if self.pipeline.has_room and not (self.pipeline.sound_first and new()):
+            for sequence in new():
                 self.failures.alone(sequence, self._prefill)
                 busy = True
             ready = self._scheduler.ready(self.slots.running)

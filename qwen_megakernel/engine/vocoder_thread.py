@@ -15,7 +15,10 @@ VOCODER_THREAD = "qwen_megakernel vocoder"
 
 
 class VocoderThread:
-    """Computes calls in another thread, one after the other. Not thread-safe: one thread makes the calls."""
+    """Computes calls in another thread, one after the other. Not thread-safe: one thread makes the calls.
+
+    A `ThreadPoolExecutor` would keep Python from ending while a call hangs. It also takes no calls once Python ends,
+    but an engine may still be at work then."""
 
     def __init__(self, threads: int):
         """`threads`: how many PyTorch uses for a call."""

@@ -92,7 +92,7 @@ class Frame:
         numbers = [pair.unbind() for pair in s.numbers]
         noise = self._noise(s) if first.do_sample or rest.do_sample else [None] * len(self._heads)
         hidden = self._talker.forward(s.row, position, s.cache, length)
-        logits = [self._logits(0, hidden[-1])]  # of every group, before rules hide any
+        logits = [F.linear(hidden, self._heads[0])[0].float()]  # of every group, before rules hide any
         codes = [first(s.rules(logits[0], s.frame), noise[0], numbers[0])]
         s.rules.remember(codes[0])
         drawn = [self._embed.code(0, codes[0])[None]]
@@ -102,7 +102,7 @@ class Frame:
                 rows = F.linear(rows, *self._adapter)
             out = self._predictor.forward(rows, at, self._predictor_cache)
             at += len(rows)
-            logits.append(self._logits(group, out[-1]))
+            logits.append(F.linear(out[-1], self._heads[group]).float())
             codes.append(rest(logits[-1], noise[group], numbers[1]))
             rows = self._embed.code(group, codes[-1])[None]
             drawn.append(rows)
@@ -111,13 +111,6 @@ class Frame:
         s.codes[0].masked_fill_(~torch.cat(logits).isfinite().all(), -1)
         s.position.add_(1)
         s.frame.add_(1)
-
-    def _logits(self, group: int, row: Tensor) -> Tensor:
-        """Of a row [hidden]: fp32 [vocab]."""
-        head = self._heads[group]
-        if head.device.type == "cpu" and head.dtype == torch.float32:
-            return torch.mv(head, row)  # a third of the time of `linear`
-        return F.linear(row, head).float()
 
     def _noise(self, s: SlotState) -> tuple[Tensor, ...]:
         """fp32 [vocab] for every group."""

@@ -189,25 +189,18 @@ class Transformer:
         any position, and all these rows must be finite. Returns [T, hidden], after the final norm."""
         if self._one_row and not isinstance(position, Tensor) and len(rows) <= 2:  # more are worth one matrix product
             return torch.stack([self._one_row.forward(row, n, cache) for n, row in enumerate(rows, position)])
-        x = self._run(rows, position, cache, length, self._layers)
+        x = self._run(rows, position, cache, length)
         return rms_norm(x, self._norm, self.config.rms_norm_eps)
 
     def prefill(self, rows: Tensor, position: int, cache: KVCache) -> None:
         """Only append the keys and values of `rows`. The last layer computes nothing else."""
-        x = self._run(rows, position, cache, None, self._layers[:-1])
-        y = rms_norm(x, self._layers[-1]["input_layernorm"], self.config.rms_norm_eps)
-        at = slice(position, position + len(rows))
-        self._remember(y, len(self._layers) - 1, at, self._cos[at], self._sin[at], cache)
+        self._run(rows, position, cache, None, keys_only=True)
 
     def _run(
-        self,
-        rows: Tensor,
-        position: int | Tensor,
-        cache: KVCache,
-        length: int | None,
-        layers: Sequence[Mapping[str, Tensor]],
+        self, rows: Tensor, position: int | Tensor, cache: KVCache, length: int | None, *, keys_only: bool = False
     ) -> Tensor:
-        """`forward` through the first layers, without the final norm."""
+        """`forward` without the final norm. `keys_only`: it ends with the last layer's keys and values; what it returns
+        means nothing."""
         c, x, mask = self.config, rows, None
         at: Tensor | slice
         if isinstance(position, Tensor):
@@ -222,22 +215,20 @@ class Transformer:
             if position and len(rows) > 1:
                 mask = torch.ones(len(rows), length, dtype=torch.bool, device=x.device).tril(position)
         cos, sin = self._cos[at], self._sin[at]
-        for i, w in enumerate(layers):
+        for i, w in enumerate(self._layers):
             y = rms_norm(x, w["input_layernorm"], c.rms_norm_eps)
+            k = apply_rope(self._heads(F.linear(y, w["self_attn.k_proj"]), w["self_attn.k_norm"]), cos, sin)
+            cache.k[i, :, at] = k
+            cache.v[i, :, at] = self._heads(F.linear(y, w["self_attn.v_proj"]))
+            if keys_only and w is self._layers[-1]:
+                break
             q = apply_rope(self._heads(F.linear(y, w["self_attn.q_proj"]), w["self_attn.q_norm"]), cos, sin)
-            self._remember(y, i, at, cos, sin, cache)
             y = self._attend(q, cache.k[None, i, :, :length], cache.v[None, i, :, :length], mask)
             x = x + F.linear(y, w["self_attn.o_proj"])
             y = rms_norm(x, w["post_attention_layernorm"], c.rms_norm_eps)
             y = F.silu(F.linear(y, w["mlp.gate_proj"])) * F.linear(y, w["mlp.up_proj"])
             x = x + F.linear(y, w["mlp.down_proj"])
         return x
-
-    def _remember(self, y: Tensor, i: int, at: Tensor | slice, cos: Tensor, sin: Tensor, cache: KVCache) -> None:
-        """Put layer i's keys and values of normed rows y into the cache."""
-        w = self._layers[i]
-        cache.k[i, :, at] = apply_rope(self._heads(F.linear(y, w["self_attn.k_proj"]), w["self_attn.k_norm"]), cos, sin)
-        cache.v[i, :, at] = self._heads(F.linear(y, w["self_attn.v_proj"]))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """q [heads, T, head_dim] over k and v [1, kv_heads, length, head_dim] -> [T, heads * head_dim]."""
