@@ -14,6 +14,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from qwen_megakernel.checkpoint.json_object import MOST_TABLE_BYTES, read_json, read_text
 from qwen_megakernel.errors import CheckpointError
+from qwen_megakernel.model.folding import FOLDS, FoldedPieces, Folding, joins
 from qwen_megakernel.text.cutting import check_unicode
 
 _QWEN2_PIECES = (
@@ -26,15 +27,23 @@ _QWEN2_PIECES = (
 
 
 _BOTH, _VOCAB, _MERGES = "tokenizer.json", "vocab.json", "merges.txt"
+_SETTINGS = "tokenizer_config.json"
 
 
 class TextTokenizer:
-    """NFC, Qwen2's pre-tokenizer, byte-level BPE. No special tokens; nothing is added to the text."""
+    """NFC, Qwen2's pre-tokenizer, byte-level BPE. No special tokens; nothing is added to the text.
+
+    Attributes:
+        folding: what characters become before they become tokens, if the checkpoint asks for it; else None.
+    """
 
     def __init__(self, folder: Path, vocab_size: int):
         """`folder` holds tokenizer.json, which wins as in transformers, or vocab.json and merges.txt. `vocab_size` is
         the rows of the text embedding. Raises CheckpointError: a file is missing or broken, or an id is beyond the
         embedding."""
+        settings = folder / _SETTINGS
+        folds = settings.is_file() and read_json(settings, MOST_TABLE_BYTES).get(FOLDS, bool, False)
+        self.folding = Folding(self._has_token) if folds else None
         both = (folder / _BOTH).is_file()
         named, merged = (folder / name for name in ((_BOTH, _BOTH) if both else (_VOCAB, _MERGES)))
         if both:
@@ -71,7 +80,12 @@ class TextTokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`. Raises TextError for lone surrogates."""
         check_unicode(text)
+        if self.folding:
+            text = self.folding(text)
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def _has_token(self, character: str) -> bool:
+        return len(self._tokenizer.encode(character, add_special_tokens=False).ids) == 1
 
 
 LONGEST_RUN = 16  # how many characters without a boundary `PieceEncoder` holds back at most
@@ -89,9 +103,11 @@ class PieceEncoder:
     word) is cut all the same, always at the same character. Ids may differ from those of the whole text only there.
     """
 
-    def __init__(self, encode: Callable[[str], list[int]], before: str = ""):
-        """`encode`: text -> ids (`TextTokenizer.encode`). `before`: characters before the text, encoded with it."""
+    def __init__(self, encode: Callable[[str], list[int]], before: str = "", folding: Folding | None = None):
+        """`encode`: text -> ids (`TextTokenizer.encode`). `before`: characters before the text, encoded with it.
+        `folding`: the tokenizer's."""
         self._encode = encode
+        self._folded = FoldedPieces(folding) if folding else None
         self._held = before
         self._run = len(before)  # characters of `_held` after its last boundary
         self._foreign = len(before)  # characters of `_run` that come from `before`
@@ -99,19 +115,22 @@ class PieceEncoder:
     @property
     def held(self) -> int:
         """How many characters of the text wait, because the next one may change their ids."""
-        return len(self._held) - self._foreign
+        return len(self._held) - self._foreign + (len(self._folded.held) if self._folded else 0)
 
     def push(self, piece: str) -> list[int]:
         """Take a piece and return the ids that are now final. Raises TextError for lone surrogates, and takes none."""
         check_unicode(piece)
+        return self._take(self._folded.push(piece) if self._folded else piece)
+
+    def _take(self, piece: str) -> list[int]:
         ids: list[int] = []
         for character in piece:
             if self._held and _ends(self._held[-1], character):
                 self._run = self._foreign = 0
                 if len(self._held) > _LONGEST_HELD:
-                    ids += self.flush()
-            elif self._run - self._foreign >= LONGEST_RUN and not _joins(character):
-                ids += self.flush()
+                    ids += self._give()
+            elif self._run - self._foreign >= LONGEST_RUN and not joins(character):
+                ids += self._give()
             self._held += character
             self._run += 1
         settled = len(self._held) - self._run
@@ -122,6 +141,9 @@ class PieceEncoder:
 
     def flush(self) -> list[int]:
         """Ids of all characters that were held back."""
+        return (self._take(self._folded.flush()) if self._folded else []) + self._give()
+
+    def _give(self) -> list[int]:
         ids = self._encode(self._held) if self._held else []
         self._held = ""
         self._run = 0
@@ -135,9 +157,3 @@ def _ends(last: str, following: str) -> bool:
     if kind in "LN":
         return then != "M" and (kind == "N" or then != "L")
     return following in " \t\u3000" and not last.isspace()
-
-
-def _joins(character: str) -> bool:
-    """May NFC merge the character with the one before it? It may with a combining mark or a later part of a Hangul
-    syllable."""
-    return unicodedata.category(character)[0] == "M" or "\u1160" <= character <= "\u11ff"

@@ -184,5 +184,6 @@ class Corpus:
             "here": reach(a, b),
             "ahead": reach(b + 1, b + 4),
             "pick": pick,
+            "frame": here,
             "next": nxt.flatten(0, 1)[pick],
         }

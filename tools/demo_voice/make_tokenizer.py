@@ -45,6 +45,7 @@ SPECIALS = [
     "<tts_text_bos_single>",
     "<|audio_pad|>",
 ]
+FOLDING = "fold_unknown_to_ascii"  # qwen_megakernel/model/text.py
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -87,29 +88,13 @@ def special(folder):
     )
 
 
-if __name__ == "__main__":
-    texts = gzip.open(sys.argv[1], "rt").read().strip("\n").split("\n")
-    out = Path(sys.argv[2])
+def write(out, vocab, merges):
+    """The tokenizer's files: vocab {token: id} in the order of ids, merges [(left, right)]."""
     out.mkdir(parents=True, exist_ok=True)
-    # the role word must be one token
-    tok = Tokenizer(models.BPE())
-    tok.normalizer, tok.pre_tokenizer = normalizers.NFC(), pre()
-    tok.train_from_iterator(
-        texts + ["assistant"] * 20000,
-        trainers.BpeTrainer(
-            vocab_size=256 + int(sys.argv[3]),
-            min_frequency=2,
-            show_progress=False,
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        ),
-    )
-    m = json.loads(tok.to_str())["model"]
-    vocab = dict(sorted(m["vocab"].items(), key=lambda kv: kv[1]))
-    assert "assistant" in vocab and vocab["\u010a"] == 198
     n = len(vocab)
     (out / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
     (out / "merges.txt").write_text(
-        "#version: 0.2\n" + "".join((a if isinstance(a, str) else " ".join(a)) + "\n" for a in m["merges"]),
+        "#version: 0.2\n" + "".join(" ".join(pair) + "\n" for pair in merges),
         encoding="utf-8",
     )
     plain = set(SPECIALS[14:26])
@@ -132,6 +117,7 @@ if __name__ == "__main__":
                 "additional_special_tokens": [t for t in SPECIALS[1:] if t not in plain],
                 "bos_token": None,
                 "clean_up_tokenization_spaces": False,
+                FOLDING: True,
                 "eos_token": "<|im_end|>",
                 "errors": "replace",
                 "model_max_length": 131072,
@@ -145,6 +131,46 @@ if __name__ == "__main__":
         ),
         encoding="utf-8",
     )
+
+
+def extend(folder, out, texts):
+    """A tokenizer that makes one token of every character of `texts`, and of "’s" and the like, too. Ids of the base
+    vocabulary stay; special tokens move behind the new ones."""
+    vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    merges = [tuple(a.split(" ")) for a in (folder / "merges.txt").read_text(encoding="utf-8").split("\n")[1:] if a]
+    for text in texts:
+        while len(parts := _tokens(vocab, merges, text)) > 1:
+            merges.append(tuple(parts[:2]))
+            vocab["".join(parts[:2])] = len(vocab)
+    write(out, vocab, merges)
+
+
+def _tokens(vocab, merges, text):
+    t = Tokenizer(models.BPE(vocab, merges))
+    t.pre_tokenizer = pre()
+    return t.encode(text).tokens
+
+
+if __name__ == "__main__":
+    texts = gzip.open(sys.argv[1], "rt").read().strip("\n").split("\n")
+    out = Path(sys.argv[2])
+    # the role word must be one token
+    tok = Tokenizer(models.BPE())
+    tok.normalizer, tok.pre_tokenizer = normalizers.NFC(), pre()
+    tok.train_from_iterator(
+        texts + ["assistant"] * 20000,
+        trainers.BpeTrainer(
+            vocab_size=256 + int(sys.argv[3]),
+            min_frequency=2,
+            show_progress=False,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        ),
+    )
+    m = json.loads(tok.to_str())["model"]
+    vocab = dict(sorted(m["vocab"].items(), key=lambda kv: kv[1]))
+    assert "assistant" in vocab and vocab["\u010a"] == 198
+    write(out, vocab, [tuple(a.split(" ")) if isinstance(a, str) else tuple(a) for a in m["merges"]])
+    n = len(vocab)
     t = load(out)
     s = texts[:5000]
     print(

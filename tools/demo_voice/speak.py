@@ -5,7 +5,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from codec import Decoder
-from tts import CB, IDS, LANG, G, Talker, rope
+from tts import CB, IDS, LANG, Cache, G, Talker, rope
 
 
 def layout(ids, speaker, special, lang, stream):
@@ -51,8 +51,9 @@ class Voice:
         self.net, self.dec = self.net.to(device), self.dec.to(device)
 
     @torch.no_grad()
-    def codes(self, texts, speakers, stream, lang=True, par=(0.5, 20, 0.5, 20), limit=200, seed=1):
-        """Codes [frames, 16] per text (None where the voice did not end by itself)."""
+    def codes(self, texts, speakers, stream, lang=True, par=(0.5, 20, 0.5, 20), limit=200, seed=1, watch=None):
+        """Codes [frames, 16] per text, and the frame at which the voice ended by itself, or -1. `watch` is called for
+        every frame with its logits [B, CB + 1], [B, 15, CB] and attention scores, {layer: [B, heads, rows]}."""
         net, dev, sp = self.net, self.dev, self.special
         lay = [layout(self.tok.encode(t).ids, k, sp, lang, stream) for t, k in zip(texts, speakers, strict=True)]
         B, P = len(lay), max(len(a[0]) for a in lay)
@@ -65,7 +66,7 @@ class Voice:
         W = net.table()
         nt, cp = sp["size"], net.code_predictor
         x = W[text] + W[nt + codec.clamp(min=0)] * (codec >= 0)[..., None]
-        cache = [None] * len(net.model.layers)
+        cache = [Cache(P + limit) for _ in net.model.layers]
         done = torch.zeros(B, dtype=torch.bool, device=dev)
         ends = torch.full((B,), -1, device=dev)
         out = []
@@ -79,8 +80,10 @@ class Voice:
             mask = mask | (k[None] == q[:, None])[None]
             pos = (q[None] - pads[:, None]).clamp(min=0)
             cos, sin = (r[:, None] for r in rope(pos, x.dtype))
+            seen = {}
             for i, layer in enumerate(net.model.layers):
-                x, _, cache[i] = layer(x, cos, sin, mask, cache[i])
+                x, scores = layer(x, cos, sin, mask, cache[i])
+                seen[i] = scores[:, :, -1]
             h = net.model.norm(x[:, -1])
             logits = F.linear(h, head).float()
             if n < 2:
@@ -91,20 +94,23 @@ class Voice:
             if bool(done.all()):
                 break
             c0 = c0.clamp(max=CB - 1)
-            frame, y = [c0], torch.stack([h, net.model.codec_embedding.weight[c0]], 1)
-            own = [None] * len(cp.model.layers)
+            frame, others, y = [c0], [], torch.stack([h, net.model.codec_embedding.weight[c0]], 1)
+            own = [Cache(G) for _ in cp.model.layers]
             for g in range(1, G):
                 s = y.shape[1]
                 p = torch.arange(g + 1 - s, g + 1, device=dev)
                 m = (torch.arange(g + 1, device=dev)[None] <= p[:, None])[None]
                 cos, sin = rope(p, y.dtype)
                 for i, layer in enumerate(cp.model.layers):
-                    y, _, own[i] = layer(y, cos, sin, m, own[i])
-                c = draw(cp.lm_head[g - 1](cp.model.norm(y[:, -1])), ST, SK, gen)
+                    y = layer(y, cos, sin, m, own[i])[0]
+                others.append(cp.lm_head[g - 1](cp.model.norm(y[:, -1])))
+                c = draw(others[-1], ST, SK, gen)
                 frame.append(c)
                 y = cp.model.codec_embedding[g - 1].weight[c][:, None]
             frame = torch.stack(frame, 1)
             out.append(frame)
+            if watch:
+                watch(logits, torch.stack(others, 1), seen)
             x = net.model.codec_embedding.weight[frame[:, 0]]
             for g in range(1, G):
                 x = x + cp.model.codec_embedding[g - 1].weight[frame[:, g]]

@@ -50,6 +50,8 @@ def open_corpus(args, special):
 
 
 class Training:
+    phone_weight = 0.5
+
     def __init__(self, args):
         self.args, self.dev, self.cuda = args, args.device, args.device == "cuda"
         self.special = make_tokenizer.special(args.tokenizer)
@@ -59,7 +61,8 @@ class Training:
         if args.init:
             start = torch.load(args.init, map_location=self.dev)
             self.net.load_state_dict({k: v.float() for k, v in start["net"].items()})
-            self.phone_head.load_state_dict({k: v.float() for k, v in start["phone_head"].items()})
+            if "phone_head" in start:  # not in what unpack.py makes of a checkpoint
+                self.phone_head.load_state_dict({k: v.float() for k, v in start["phone_head"].items()})
         self.both = [*self.net.parameters(), *self.phone_head.parameters()]
         self.ema = [q.detach().clone() for q in self.both]
         decay = [q for q in self.both if q.dim() > 1]
@@ -74,16 +77,19 @@ class Training:
             self.ema, self.step, self.before = (stored[k] for k in ("ema", "step", "trained"))
             print(f"goes on at step {self.step}, {self.before:.0f} s trained", flush=True)
         self.rng = np.random.default_rng(self.step)
-        self.corpus = open_corpus(args, self.special)
+        self.corpus = self.open_corpus()
         self.held = min(400, len(self.corpus.frames) // 10)
         self.all = np.arange(self.held, len(self.corpus.frames))
         self.short = self.all[self.corpus.frames[self.held :] <= 64]
+
+    def open_corpus(self):
+        return open_corpus(self.args, self.special)
 
     def objective(self, d, guide_weight):
         with torch.autocast("cuda", torch.bfloat16, enabled=self.cuda):
             m = losses(self.net, self.phone_head, d)
         loss = 2 * m["ce0"] + 4 * (m["ce"] * self.group_weight).sum()
-        return loss + guide_weight * m["guide"] + 0.5 * m["phone"], m
+        return loss + guide_weight * m["guide"] + self.phone_weight * m["phone"], m
 
     def batches(self, is_short):
         pool, R = ThreadPoolExecutor(1), self.args.rows

@@ -67,6 +67,22 @@ def rotate(x, cos, sin):
     return x * cos + torch.cat([-x[..., h:], x[..., :h]], -1) * sin
 
 
+class Cache:
+    """Keys and values of the rows so far, in buffers with room for all: joining them takes new memory at every step."""
+
+    def __init__(self, rows):
+        self.rows, self.used, self.kv = rows, 0, None
+
+    def add(self, k, v):
+        """k, v [B, heads, S, D] of the next rows; returns those of all rows, [B, heads, T, D]."""
+        if self.kv is None:
+            self.kv = k.new_empty(2, *k.shape[:2], self.rows, k.shape[3])
+        first, self.used = self.used, self.used + k.shape[2]
+        for stored, new in zip(self.kv, (k, v), strict=True):
+            stored[:, :, first : self.used] = new
+        return self.kv[0][:, :, : self.used], self.kv[1][:, :, : self.used]
+
+
 class Attn(nn.Module):
     def __init__(self, c):
         super().__init__()
@@ -79,8 +95,8 @@ class Attn(nn.Module):
         self.q_norm, self.k_norm = RMS(d), RMS(d)
 
     def forward(self, x, cos, sin, mask, cache=None):
-        """x [B, S, H]; mask [B or 1, S, T], true where attention is allowed; cache: (k, v) of
-        earlier rows.  Returns the output, the masked scores [B, heads, S, T], and the new cache."""
+        """x [B, S, H]; mask [B or 1, S, T], true where attention is allowed; cache: a `Cache` of
+        earlier rows.  Returns the output and the masked scores [B, heads, S, T]."""
         B, S, _ = x.shape
 
         def heads(p, n):
@@ -90,13 +106,13 @@ class Attn(nn.Module):
         k = rotate(self.k_norm(heads(self.k_proj, self.kv)), cos, sin)
         v = heads(self.v_proj, self.kv)
         if cache is not None:
-            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
+            k, v = cache.add(k, v)
         q = q.reshape(B, self.kv, -1, self.hd)  # query head h uses key head h // (n / kv)
         s = (q @ k.transpose(2, 3)).view(B, self.n, S, -1).float() * self.hd**-0.5
         s = s.masked_fill(~mask[:, None], -1e4)
         p = s.softmax(-1).to(v.dtype).view(B, self.kv, -1, k.shape[2])
         o = (p @ v).view(B, self.n, S, self.hd).transpose(1, 2).reshape(B, S, -1)
-        return self.o_proj(o), s, (k, v)
+        return self.o_proj(o), s
 
 
 class Mlp(nn.Module):
@@ -118,9 +134,9 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMS(c["hidden_size"])
 
     def forward(self, x, cos, sin, mask, cache=None):
-        a, scores, cache = self.self_attn(self.input_layernorm(x), cos, sin, mask, cache)
+        a, scores = self.self_attn(self.input_layernorm(x), cos, sin, mask, cache)
         x = x + a
-        return x + self.mlp(self.post_attention_layernorm(x)), scores, cache
+        return x + self.mlp(self.post_attention_layernorm(x)), scores
 
 
 class TextProj(nn.Module):
@@ -222,7 +238,8 @@ class PhoneHead(nn.Module):
 
 
 def losses(net, phone_head, d):
-    """All losses of one packed batch (see batches.py for the fields of d), and their hit rates."""
+    """All losses of one packed batch (see batches.py for the fields of d), and their hit rates. `soft0` [R * T, CB + 1]
+    and `soft` [picks, 15, CB] of d, if there, are probabilities to learn in place of `target` and `next`."""
     dt = torch.bfloat16 if d["text"].is_cuda else torch.float32
     B, T = d["text"].shape
     i = torch.arange(T, device=d["text"].device)
@@ -233,7 +250,7 @@ def losses(net, phone_head, d):
     guide, hits = x.new_zeros((), dtype=torch.float32), []
     span_a, span_b = d["span"][..., 0][:, None], d["span"][..., 1][:, None]
     for n, layer in enumerate(net.model.layers):
-        x, scores, _ = layer(x, cos, sin, mask)
+        x, scores = layer(x, cos, sin, mask)
         for head, what in GUIDED.get(n, ()):
             w = d[what]
             want = mask & (span_a <= w[..., 1:]) & (span_b > w[..., :1])
@@ -252,7 +269,10 @@ def losses(net, phone_head, d):
     head = torch.cat([net.codec_head.weight[:CB], net.codec_head.weight[eos : eos + 1]])
     l0 = F.linear(h, head.to(dt)).float()
     target = d["target"].flatten()
-    ce0 = F.cross_entropy(l0, target, ignore_index=-100)
+    if "soft0" in d:
+        ce0 = -(d["soft0"] * l0.log_softmax(-1)).sum() / (target >= 0).sum()
+    else:
+        ce0 = F.cross_entropy(l0, target, ignore_index=-100)
     pick, nxt = d["pick"], d["next"]
     hot = torch.zeros(G - 1, len(pick), CB, device=h.device, dtype=dt)
     hot = hot.scatter_(2, nxt[:, : G - 1].t()[..., None], 1.0)
@@ -260,8 +280,10 @@ def losses(net, phone_head, d):
     tables = torch.stack([net.model.codec_embedding.weight[:CB], *own]).to(dt)
     rows = torch.cat([h[pick][:, None], torch.bmm(hot, tables).transpose(0, 1)], 1)
     lc = net.code_predictor(rows).float()
-    ce = F.cross_entropy(lc.flatten(0, 1), nxt[:, 1:].flatten(), reduction="none")
-    ce = ce.view(-1, G - 1).mean(0)
+    if "soft" in d:
+        ce = -(d["soft"] * lc.log_softmax(-1)).sum(-1).mean(0)
+    else:
+        ce = F.cross_entropy(lc.flatten(0, 1), nxt[:, 1:].flatten(), reduction="none").view(-1, G - 1).mean(0)
     with torch.no_grad():
         ok = target >= 0
         acc0 = ((l0.argmax(-1) == target) & ok).sum() / ok.sum()
