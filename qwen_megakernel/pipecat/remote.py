@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from loguru import logger
 from pipecat.frames.frames import ErrorFrame
@@ -33,7 +33,7 @@ from qwen_megakernel.errors import (
 )
 from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat.remote_session import RemoteSession
-from qwen_megakernel.pipecat.service import SpeechService
+from qwen_megakernel.pipecat.service import ServiceArguments, SpeechService
 from qwen_megakernel.pipecat.settings import SpeechSettings, check_names
 from qwen_megakernel.speech.events import Ended
 from qwen_megakernel.speech.options import options_of
@@ -49,6 +49,13 @@ _ERRORS: dict[str, type[TTSError]] = {
     "closing": EngineClosed,
     "dead": EngineDied,
 }
+
+
+class WebsocketServiceArguments(ServiceArguments, total=False):
+    """Arguments of Pipecat's `WebsocketTTSService`."""
+
+    reconnect_on_error: bool
+    """Connect again if the socket breaks; default: True."""
 
 
 class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
@@ -74,7 +81,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         chunk_frames: int | Sequence[int] | None = None,
         trim_leading_silence: bool = True,
         settings: SpeechSettings | None = None,
-        **kwargs,
+        **kwargs: Unpack[WebsocketServiceArguments],
     ):
         """Make the service; `setup` connects.
 
