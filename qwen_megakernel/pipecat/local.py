@@ -200,7 +200,7 @@ class MegakernelTTSService(SpeechService):
         audio = ended.audio
         assert audio
         queue = audio.timings.queue
-        logger.info(
+        logger.debug(
             f"{self}: {audio.duration_s:.2f} s, {audio.finish_reason}, seed {audio.seed}; "
             f"queue {_ms(queue)}, first chunk {_ms(audio.ttfc_s)}, RTF {audio.rtf:.3f}, least lead {_ms(audio.lead_s)}"
         )

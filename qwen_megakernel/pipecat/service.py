@@ -207,7 +207,8 @@ class SpeechService(TurnService):
     # ------------------------------------------------------------ settings
 
     async def _update_settings(self, delta: TTSSettings) -> dict[str, Any]:
-        """Check a change as a whole, then apply it. In TOKEN mode it opens a new utterance."""
+        """Check a change as a whole, then apply it. What was written so far keeps the old settings: whole sentences are
+        spoken first, and in TOKEN mode a new utterance begins. A sentence that is not finished gets the new ones."""
         wanted = self._settings.copy()
         language = delta.language
         if is_given(language):
@@ -230,6 +231,7 @@ class SpeechService(TurnService):
             await self.push_error(f"settings not changed: {error}", exception=error)
             await self.set_usable(usable)  # an invalid request makes it unusable to Pipecat, but the old settings hold
             return {}
+        await self._speak_whole_text()
         changed = await super()._update_settings(delta)
         unknown = changed.keys() - vars(self._settings).keys()
         self._warn_unhandled_updated_settings(unknown)
