@@ -6,6 +6,8 @@ import gc
 import re
 import threading
 import time
+from inspect import signature
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -31,10 +33,10 @@ from pipecat.frames.frames import (
 )
 from pipecat.metrics.metrics import ProcessingMetricsData, TTFAMetricsData, TTFBMetricsData, TTSUsageMetricsData
 from pipecat.pipeline.pipeline import Pipeline
-from pipecat.services.tts_service import TextAggregationMode
+from pipecat.services.tts_service import TextAggregationMode, TTSService, WebsocketTTSService
 from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
-from pipelines import NO_TIME_OUT, Until, came, of, one_start_and_stop, pcm, play, turn, until
+from pipelines import NO_TIME_OUT, Until, came, log_of_services, of, one_start_and_stop, pcm, play, turn, until
 from probes import probed
 from serving import made_by, ready
 from waiting import slow_case
@@ -55,6 +57,8 @@ from qwen_megakernel import (
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER
 from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.pipecat import audio_context
+from qwen_megakernel.pipecat.remote import WebsocketServiceArguments
+from qwen_megakernel.pipecat.service import ServiceArguments
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.speech.words import SpeechRate, WordTimes, is_unspaced, words_of
 from qwen_megakernel.text.lexicon import Lexicon
@@ -134,8 +138,13 @@ def test_a_sentence_is_what_the_engine_says(engine):
 
 def test_a_turn_of_three_sentences_has_one_start_and_one_stop(engine, make):
     text = ("Hello there. ", "How are you today? ", "I am fine.")
-    down, up = run(make(), turn(*text))
+    with log_of_services() as lines:
+        down, up = run(make(), turn(*text))
     assert one_start_and_stop(down) and not of(up, ErrorFrame)
+    assert [line.split()[0] for line in lines if " eos, " in line] == ["DEBUG"] * 3
+    assert [line for line in lines if line.startswith("INFO")] == [lines[-1]] and " 3 utterances ended, RTF " in lines[
+        -1
+    ]
     assert same(pcm(down), *(said(engine, part.strip()) for part in text), most=0)
     assert [frame.text.strip() for frame in of(down, TTSTextFrame)] == "".join(text).split()
 
@@ -366,6 +375,21 @@ def test_an_argument_that_nobody_takes_is_refused(service, options):
         service(**options, voice="ada", language="en")
     made = service(**options, sample_rate=16000, name="mine", text_aggregation_mode=TOKEN, settings=service.Settings())
     assert made.name == "mine"
+
+
+@pytest.mark.parametrize(
+    "typed, classes", [(ServiceArguments, TTSService.__mro__), (WebsocketServiceArguments, WebsocketTTSService.__mro__)]
+)
+def test_type_checkers_know_all_of_pipecats_arguments(typed, classes):
+    """tests/typed/typed_calls.py shows what they say of others."""
+    ours = {"self", "args", "kwargs", "settings", "push_text_frames", "push_stop_frames", "push_start_frame"}
+    theirs = {}
+    for one in (one for one in classes if "__init__" in vars(one) and one.__module__.startswith("pipecat.")):
+        hints = get_type_hints(one.__init__)
+        theirs |= {name: hints[name] for name in signature(one.__init__).parameters if name not in ours}
+    known = get_type_hints(typed)
+    assert {name: known.get(name) for name in theirs} == theirs
+    assert known.keys() - theirs.keys() <= {"ws_send_timeout"}, "which Pipecat 1.13 does not have"
 
 
 class Patient(MegakernelTTSService):

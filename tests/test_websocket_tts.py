@@ -13,13 +13,13 @@ from http import HTTPStatus
 
 import numpy as np
 import pytest
-from loguru import logger
 from pipecat.frames.frames import (
     CancelFrame,
     ErrorFrame,
     Frame,
     FunctionCallsStartedFrame,
     InterruptionFrame,
+    LLMContextFrame,
     LLMFullResponseEndFrame,
     LLMTextFrame,
     TTSAudioRawFrame,
@@ -29,15 +29,18 @@ from pipecat.frames.frames import (
     TTSTextFrame,
     TTSUpdateSettingsFrame,
 )
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.tts_service import TextAggregationMode
 from pipecat.tests.utils import SleepFrame
 from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
-from pipelines import NO_TIME_OUT, Until, came, of, one_start_and_stop, pcm, play, turn, until
+from pipelines import NO_TIME_OUT, Until, came, log_of_services, of, one_start_and_stop, pcm, play, turn, until
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from qwen_megakernel import RequestError
+from qwen_megakernel.offline_llm import OfflineLLM
 from qwen_megakernel.pipecat import remote
 from qwen_megakernel.pipecat.address import PATH, socket_url
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
@@ -66,14 +69,8 @@ def patient(monkeypatch):
 
 @pytest.fixture
 def log():
-    """Lines of our services, each with its level."""
-    lines = []
-    services = dict.fromkeys(("", *(f"qwen_megakernel.pipecat.{name}" for name in ("remote", "turns"))), "DEBUG") | {
-        "": False
-    }
-    sink = logger.add(lambda line: lines.append(line.rstrip()), filter=services, format="{level} {message}")
-    yield lines
-    logger.remove(sink)
+    with log_of_services() as lines:
+        yield lines
 
 
 def voice_of(text: str) -> np.ndarray:
@@ -370,6 +367,20 @@ def test_in_token_mode_all_that_was_written_keeps_its_settings():
     assert said == [("As", "ada"), ("Ada", None), ("and", "max"), ("Max.", None)] and not of(up, ErrorFrame)
 
 
+def test_a_change_that_is_queued_while_the_llm_writes_holds_from_the_next_answer_on():
+    server = Server()
+
+    async def speak():
+        async with server:
+            service = MegakernelWebsocketTTSService(url=server.url, settings=Settings(voice="ada"))
+            asked = [LLMContextFrame(LLMContext([{"role": "user", "content": "Tell a story."}])) for _ in range(2)]
+            frames = [asked[0], came(TTSStartedFrame), update(voice="max"), asked[1]]
+            await play(Pipeline([OfflineLLM(token_s=0.001), service]), frames)
+
+    asyncio.run(speak())
+    assert [m["voice"] for m in server.of("text")] == ["ada"] * 4 + ["max"] * 4
+
+
 def test_a_refused_change_does_not_cut_the_sentence():
     server = Server()
     down, up, _ = run([*turn('"Hello.')[:-1], update(voice="bob"), *turn('"')[1:]], server)
@@ -504,8 +515,9 @@ def test_a_wrong_token_is_an_error_and_no_hang():
 def test_a_wrong_path_is_an_error_that_names_the_right_one():
     server = Server()
     server.path = "/elsewhere"
-    down, up, _ = run([SleepFrame(0.1)], server)
+    down, up, service = run([SleepFrame(0.1)], server)
     (error,) = of(up, ErrorFrame)
+    assert error.category is ErrorCategory.INVALID_REQUEST and not service.is_usable
     port = server.url.split(":")[2].split("/")[0]
     assert f"HTTP 404: no socket is there; give url=ws://127.0.0.1:{port}{PATH}" in error.error
 
@@ -527,7 +539,7 @@ def test_another_refusal_says_what_the_server_says(status, said):
         ("https://host/tts/", f"wss://host/tts{PATH}"),
         (f"wss://host/tts{PATH}?key=1", f"wss://host/tts{PATH}?key=1"),
         ("ws://host/tts/v1", f"ws://host/tts{PATH}"),
-        ("ws://host/a/proxys/own", "ws://host/a/proxys/own"),
+        ("ws://host/own/path", "ws://host/own/path"),
         ("ws://user:pass@[::1]:80", f"ws://user:pass@[::1]:80{PATH}"),
     ],
 )
