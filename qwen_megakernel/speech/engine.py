@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 
@@ -103,9 +103,7 @@ class TTSEngine:
         weakref.finalize(self, self._core.stop).atexit = False  # dropped without close(): the threads end too
 
     @classmethod
-    def load(
-        cls, model: str | Path, options: EngineOptions | None = None, **changes: Unpack[EngineArguments]
-    ) -> "TTSEngine":
+    def load(cls, model: str | Path, options: EngineOptions | None = None, **changes: Unpack[EngineArguments]) -> Self:
         """Load a checkpoint and start the engine's threads.
 
         Args:
