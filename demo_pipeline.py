@@ -31,6 +31,7 @@ import time
 from collections.abc import Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("LOGURU_LEVEL", "WARNING")  # Pipecat greets with a log line while it is imported
 
@@ -147,7 +148,7 @@ async def loaded_engine(args: argparse.Namespace):
 
 
 async def make_tts(args: argparse.Namespace, engine: TTSEngine) -> MegakernelTTSService:
-    options = {**voice_options(args, "demo")}
+    options: dict[str, Any] = {**voice_options(args, "demo")}
     if args.ref_audio is not None:
         options["voice"] = await asyncio.to_thread(engine.create_voice, args.ref_audio, args.ref_text)
     elif speaker := options.pop("speaker", None):

@@ -16,12 +16,12 @@ from pipecat.runner.utils import create_transport
 from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
 
-from qwen_megakernel import bot_page
+from qwen_megakernel import EngineArguments, bot_page
 from qwen_megakernel.offline_llm import OfflineLLM
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 
 MODEL = "demo"
-OPTIONS = {"max_streams": 8}  # who names the same model and options shares its engine
+OPTIONS = EngineArguments(max_streams=8)  # who names the same model and options shares its engine
 VOICES = itertools.cycle(("ada", "max"))
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # for type checkers "X as X" is public; they see no `__getatt
     from qwen_megakernel.engine.audio import Audio as Audio
     from qwen_megakernel.engine.audio import Chunk as Chunk
     from qwen_megakernel.engine.audio import Timings as Timings
+    from qwen_megakernel.engine.options import EngineArguments as EngineArguments
     from qwen_megakernel.engine.options import EngineOptions as EngineOptions
     from qwen_megakernel.engine.utterance import ChunkStream as ChunkStream
     from qwen_megakernel.engine.utterance import Utterance as Utterance
@@ -32,6 +33,7 @@ else:
         "Audio": "engine.audio",
         "Chunk": "engine.audio",
         "ChunkStream": "engine.utterance",
+        "EngineArguments": "engine.options",
         "EngineOptions": "engine.options",
         "Lexicon": "text.lexicon",
         "Pause": "text.pauses",

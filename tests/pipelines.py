@@ -2,10 +2,12 @@
 kept. Nothing here depends on how fast the machine is."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from loguru import logger
 from pipecat.frames.frames import (
     EndFrame,
     Frame,
@@ -49,6 +51,18 @@ def pcm(frames: Sequence[Frame]) -> np.ndarray:
 
 def one_start_and_stop(down: Sequence[Frame], times: int = 1) -> bool:
     return len(of(down, TTSStartedFrame)) == len(of(down, TTSStoppedFrame)) == times
+
+
+@contextmanager
+def log_of_services() -> Iterator[list[str]]:
+    """Lines that our services log meanwhile, each with its level."""
+    lines: list[str] = []
+    ours = {"": False} | {f"qwen_megakernel.pipecat.{name}": "DEBUG" for name in ("local", "remote", "turns")}
+    sink = logger.add(lambda line: lines.append(line.rstrip()), filter=ours, format="{level} {message}")
+    try:
+        yield lines
+    finally:
+        logger.remove(sink)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from entrances import ENTRANCES as PROTOCOLS
-from options_table import PAGE, page
+from options_table import PARTS, ROOT, renewed
 from probes import probed
 from serving import ready
 from waiting import slow_case
@@ -213,9 +213,9 @@ def test_each_option_is_taken_or_refused_and_none_is_dropped(asked, entrance, ca
     assert not dropped
 
 
-def test_the_page_shows_the_table():
-    text = PAGE.read_text(encoding="utf-8")
-    assert page(text) == text, "run tools/options_table.py"
+@pytest.mark.parametrize("path", PARTS)
+def test_what_is_written_twice_says_the_same(path):
+    assert renewed(path) == (ROOT / path).read_text(encoding="utf-8"), "run tools/options_table.py"
 
 
 def test_every_option_has_a_value_here():

@@ -5,6 +5,7 @@ Its voice is a ramp as long as the text."""
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from pipecat.frames.frames import (
     Frame,
     FunctionCallsStartedFrame,
     InterruptionFrame,
+    LLMContextFrame,
     LLMFullResponseEndFrame,
     LLMTextFrame,
     TTSAudioRawFrame,
@@ -27,15 +29,20 @@ from pipecat.frames.frames import (
     TTSTextFrame,
     TTSUpdateSettingsFrame,
 )
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.tts_service import TextAggregationMode
 from pipecat.tests.utils import SleepFrame
 from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
-from pipelines import NO_TIME_OUT, Until, came, of, one_start_and_stop, pcm, play, turn, until
+from pipelines import NO_TIME_OUT, Until, came, log_of_services, of, one_start_and_stop, pcm, play, turn, until
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
+from qwen_megakernel import RequestError
+from qwen_megakernel.offline_llm import OfflineLLM
 from qwen_megakernel.pipecat import remote
+from qwen_megakernel.pipecat.address import PATH, socket_url
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
 Settings = MegakernelWebsocketTTSService.Settings
@@ -49,6 +56,7 @@ HELLO = {
     "voices": ["ada", "max"],
     "languages": ["auto", "english", "german"],
 }
+BASES = ("", "/", "/v1", "/v1/", "/v1/audio", "/v1/audio/speech", PATH, PATH + "/")
 A_LETTER = 480  # samples: 20 ms
 CHUNK = 1920
 
@@ -57,6 +65,12 @@ CHUNK = 1920
 def patient(monkeypatch):
     """A busy machine may take longer than the 5 s that the service waits for a server."""
     monkeypatch.setattr(remote, "_CONNECT_S", 120.0)
+
+
+@pytest.fixture
+def log():
+    with log_of_services() as lines:
+        yield lines
 
 
 def voice_of(text: str) -> np.ndarray:
@@ -70,6 +84,7 @@ class Server:
 
     def __init__(self, token: str | None = None, hello: dict | None = None, script: Callable | None = None):
         self.token, self.hello, self.script = token, hello or HELLO, script
+        self.path = PATH
         self.heard: list[dict] = []  # every message of every client
         self.sockets = 0
         self.pause = 0.0  # seconds between chunks
@@ -81,7 +96,7 @@ class Server:
     async def __aenter__(self) -> "Server":
         self._server = await serve(self._talk, "127.0.0.1", 0, process_request=self._admit)
         port = self._server.sockets[0].getsockname()[1]
-        self.url = f"ws://127.0.0.1:{port}/v1/audio/speech/socket"
+        self.url = f"ws://127.0.0.1:{port}{PATH}"
         return self
 
     async def __aexit__(self, *_) -> None:
@@ -89,6 +104,8 @@ class Server:
         await self._server.wait_closed()
 
     def _admit(self, connection: ServerConnection, request):
+        if request.path != self.path:
+            return connection.respond(HTTPStatus.NOT_FOUND, "nothing here\n")
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
             return connection.respond(HTTPStatus.UNAUTHORIZED, "wrong token\n")
         return None
@@ -257,7 +274,7 @@ def test_words_come_in_order_with_the_times_of_their_context(mode):
 
 
 @in_both_modes
-def test_an_interruption_cancels_its_context_and_keeps_the_socket(mode):
+def test_an_interruption_cancels_its_context_and_keeps_the_socket(mode, log):
     """The server speaks on for a while, as if the cancel were late: nothing of it is heard."""
     long = "One two three four five six seven eight nine ten, and so on."
 
@@ -277,6 +294,8 @@ def test_an_interruption_cancels_its_context_and_keeps_the_socket(mode):
     assert np.array_equal(pcm(down[at:]), voice_of("Hello there."))
     first, second = dict.fromkeys(m["context"] for m in server.of("text"))
     assert [m["context"] for m in server.of("cancel")] == [first] and server.sockets == 1
+    told = [line for line in log if line.startswith("INFO")]
+    assert "0 utterances ended, interrupted" in told[0] and "1 utterances ended" in told[1] and len(told) == 2
 
 
 def test_a_cancel_frame_stops_at_once():
@@ -297,6 +316,14 @@ def test_a_cancel_frame_stops_at_once():
 
     service = asyncio.run(speak())
     assert service._websocket is None and not service._sessions
+
+
+@pytest.mark.parametrize("mode, utterances", [(SENTENCE, 2), (TOKEN, 1)])
+def test_the_log_has_a_line_a_turn_and_details_in_debug(log, mode, utterances):
+    service = run(turn("One. ", "Two."), Server(), text_aggregation_mode=mode)[2]
+    *details, turns = log
+    assert len(details) == utterances and all(re.fullmatch(r"DEBUG .* 0\.\d\d s, eos, seed 7", one) for one in details)
+    assert re.fullmatch(rf"INFO {service}: 0\.\d\d s of speech, {utterances} utterances ended, RTF 0\.\d\d", turns)
 
 
 # ---------------------------------------------------------------- settings
@@ -321,6 +348,43 @@ def test_settings_travel_with_the_first_text_and_change_with_the_next():
         and not {"seed", "speed"} & second.keys()
     )
     assert not of(up, ErrorFrame) and service.settings.model == "demo"
+
+
+@pytest.mark.parametrize("text", ["As Ada.", "Is it plan B? ", "“As Ada.”\n", "你好。", "Wait…"])
+def test_a_finished_sentence_keeps_the_settings_that_it_was_written_for(text):
+    server = Server()
+    frames = [*turn(*text)[:-1], update(voice="max"), *turn(" As ")[1:-1], update(voice="ada"), *turn("who?")[1:]]
+    down, up, _ = run(frames, server, settings=Settings(voice="ada"))
+    assert [(m["text"].strip(), m["voice"]) for m in server.of("text")] == [(text.strip(), "ada"), ("As who?", "ada")]
+    assert one_start_and_stop(down) and not of(up, ErrorFrame)
+
+
+def test_in_token_mode_all_that_was_written_keeps_its_settings():
+    server = Server()
+    frames = [*turn("As ", "Ada")[:-1], update(voice="max"), *turn(" and ", "Max.")[1:]]
+    down, up, _ = run(frames, server, settings=Settings(voice="ada"), text_aggregation_mode=TOKEN)
+    said = [(m["text"].strip(), m.get("voice")) for m in server.of("text")]
+    assert said == [("As", "ada"), ("Ada", None), ("and", "max"), ("Max.", None)] and not of(up, ErrorFrame)
+
+
+def test_a_change_that_is_queued_while_the_llm_writes_holds_from_the_next_answer_on():
+    server = Server()
+
+    async def speak():
+        async with server:
+            service = MegakernelWebsocketTTSService(url=server.url, settings=Settings(voice="ada"))
+            asked = [LLMContextFrame(LLMContext([{"role": "user", "content": "Tell a story."}])) for _ in range(2)]
+            frames = [asked[0], came(TTSStartedFrame), update(voice="max"), asked[1]]
+            await play(Pipeline([OfflineLLM(token_s=0.001), service]), frames)
+
+    asyncio.run(speak())
+    assert [m["voice"] for m in server.of("text")] == ["ada"] * 4 + ["max"] * 4
+
+
+def test_a_refused_change_does_not_cut_the_sentence():
+    server = Server()
+    down, up, _ = run([*turn('"Hello.')[:-1], update(voice="bob"), *turn('"')[1:]], server)
+    assert [m["text"].strip() for m in server.of("text")] == ['"Hello."'] and len(of(up, ErrorFrame)) == 1
 
 
 @pytest.mark.parametrize(
@@ -441,8 +505,54 @@ def test_a_wrong_token_is_an_error_and_no_hang():
     assert np.array_equal(pcm(down), voice_of("Hello.")) and not of(up, ErrorFrame)
     down, up, service = run(turn("Hello there."), Server(token="right"), token="wrong")
     (error,) = of(up, ErrorFrame)
-    assert error.category is ErrorCategory.AUTHENTICATION and "401" in error.error and not service.is_usable
+    assert error.category is ErrorCategory.AUTHENTICATION and not service.is_usable
+    assert "answered HTTP 401: that is not its token; give the service the server's token (token=)" in error.error
     assert not of(down, TTSAudioRawFrame) and one_start_and_stop(down)
+    _, up, _ = run([SleepFrame(0.1)], Server(token="right"))
+    assert "HTTP 401: it has a token; give the service the server's token (token=)" in of(up, ErrorFrame)[0].error
+
+
+def test_a_wrong_path_is_an_error_that_names_the_right_one():
+    server = Server()
+    server.path = "/elsewhere"
+    down, up, service = run([SleepFrame(0.1)], server)
+    (error,) = of(up, ErrorFrame)
+    assert error.category is ErrorCategory.INVALID_REQUEST and not service.is_usable
+    port = server.url.split(":")[2].split("/")[0]
+    assert f"HTTP 404: no socket is there; give url=ws://127.0.0.1:{port}{PATH}" in error.error
+
+
+@pytest.mark.parametrize("status, said", [(403, {"error": {"message": "localhost only"}}), (502, "bad gateway")])
+def test_another_refusal_says_what_the_server_says(status, said):
+    server, body = Server(), said if isinstance(said, str) else json.dumps(said)
+    server._admit = lambda connection, _: connection.respond(HTTPStatus(status), body)
+    _, up, _ = run([SleepFrame(0.1)], server)
+    words = "localhost only" if status == 403 else "bad gateway"
+    assert of(up, ErrorFrame)[0].error.endswith(f"answered HTTP {status}: {words}")
+
+
+@pytest.mark.parametrize(
+    "url, socket",
+    [
+        *((f"{scheme}://host:8000{path}", f"ws://host:8000{PATH}") for scheme in ("ws", "http") for path in BASES),
+        ("HTTPS://host", f"wss://host{PATH}"),
+        ("https://host/tts/", f"wss://host/tts{PATH}"),
+        (f"wss://host/tts{PATH}?key=1", f"wss://host/tts{PATH}?key=1"),
+        ("ws://host/tts/v1", f"ws://host/tts{PATH}"),
+        ("ws://host/own/path", "ws://host/own/path"),
+        ("ws://user:pass@[::1]:80", f"ws://user:pass@[::1]:80{PATH}"),
+    ],
+)
+def test_a_servers_url_is_completed(url, socket):
+    assert socket_url(url) == socket
+
+
+@pytest.mark.parametrize(
+    "url", ["", "host:8000", "localhost", "ftp://host", "ws://", "http:///v1", "ws://host:a", None, 7]
+)
+def test_what_is_no_servers_url_is_refused(url):
+    with pytest.raises(RequestError, match=f"such as ws://HOST:8000 or wss://HOST, or end with {PATH}, got {url!r}"):
+        MegakernelWebsocketTTSService(url=url)
 
 
 @in_both_modes

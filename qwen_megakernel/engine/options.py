@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import torch
 
@@ -35,7 +35,7 @@ _LEAST = {"max_streams": 1, "max_positions": 16, "max_queue": 0, "kept_voices": 
 @dataclass(frozen=True)
 class EngineOptions:
     """What an engine is loaded with besides its model: the arguments of `TTSEngine.load`. The line beside a type is its
-    help on a command line.
+    help on a command line, and in an editor (`EngineArguments`).
 
     Attributes:
         backend: "torch", "megakernel" (published dims, bfloat16, a GPU of targets.py's TARGETS) or "auto", which takes
@@ -85,7 +85,7 @@ class EngineOptions:
     allow_foreign_voice: Annotated[
         bool, "an experiment: CustomVoice speaks with a Base checkpoint's voice (docs/voices.md)"
     ] = False
-    patience: Patience = Patience()
+    patience: Annotated[Patience, "how long the watchdog waits"] = Patience()
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -106,6 +106,43 @@ class EngineOptions:
         """Memory of the talker's keys and values."""
         row = 2 * stack.num_layers * stack.num_kv_heads * stack.head_dim * dtype.itemsize
         return self.max_streams * self.max_positions * row
+
+
+class EngineArguments(TypedDict, total=False):
+    """Fields of `EngineOptions` as arguments, for type checkers and editors."""
+
+    # fields: `python tools/options_table.py` writes them
+    backend: str
+    """auto, megakernel or torch"""
+    device: str | torch.device | None
+    """cpu, cuda, cuda:1; default: a GPU if there is one"""
+    dtype: str | torch.dtype | None
+    """float32 or bfloat16; default: bfloat16 on a GPU"""
+    weights: str | Collection[str] | None
+    """which weights are FP8"""
+    adapters: Collection[str | Path]
+    """a LoRA adapter of the model, a folder in PEFT's format"""
+    max_streams: int
+    """utterances at once"""
+    max_positions: int
+    """positions of a slot: an utterance's prompt and frames"""
+    max_queue: int
+    """utterances that may wait for a slot"""
+    queue_timeout: float
+    """seconds that an utterance may wait for a slot"""
+    kept_voices: int
+    """voices whose beginnings are kept"""
+    vocoder_dtype: str | torch.dtype
+    """float32, tf32 or bfloat16"""
+    threads: int | None
+    """CPU threads to compute with; default: the fastest number, measured"""
+    fallback: str | None
+    """torch: PyTorch takes over if the kernels fail"""
+    allow_foreign_voice: bool
+    """an experiment: CustomVoice speaks with a Base checkpoint's voice (docs/voices.md)"""
+    patience: Patience
+    """how long the watchdog waits"""
+    # end
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,8 @@ class AudioContext:
     reading: what this context and others read of one text, by `TurnService._new_reading`.
     session: the current one; None before the first.
     capped: the settings say how long speech may be, so reaching that is no error.
+    made_s: seconds of audio in it.
+    ended: what its utterances that came to their ends said of themselves.
     trimmed_s: seconds of silence that were cut in front of the first sound.
     failed: an error of this context was reported.
     wordless: some of its text had nothing to speak.
@@ -75,7 +77,8 @@ class AudioContext:
         self.reading = reading
         self.session: Session | None = None
         self.capped = False
-        self._made_s = 0.0  # seconds of audio in the context
+        self.made_s = 0.0
+        self.ended: list[Ended] = []
         self._begun_s = 0.0  # where in the context the current utterance's audio begins
         self._rate = 0  # of that utterance's audio, in Hz
         self._resample: soxr.ResampleStream | None = None
@@ -103,7 +106,13 @@ class AudioContext:
 
     def heard(self) -> float:
         """Seconds of the current session's audio that are in the context."""
-        return self._made_s - self._begun_s
+        return self.made_s - self._begun_s
+
+    def summary(self) -> str:
+        """What was spoken, for the log."""
+        seconds, compute_s = (sum(getattr(one, name) for one in self.ended) for name in ("seconds", "compute_s"))
+        rtf = f", RTF {compute_s / seconds:.2f}" if seconds else ""
+        return f"{self.made_s:.2f} s of speech, {len(self.ended)} utterances ended{rtf}"
 
     async def flush(self) -> None:
         """Speak text that is held back because the next character could change it."""
@@ -135,6 +144,7 @@ class AudioContext:
             elif isinstance(event, Words):
                 await self._send_words(event.words)
             elif isinstance(event, Ended):
+                self.ended.append(event)
                 self.wordless |= event.seconds == 0
                 if tail := self._tail():
                     yield tail
@@ -243,7 +253,7 @@ class AudioContext:
             least_first_s: seconds of the context's first audio frame at least.
         """
         self._least_first_s = least_first_s
-        self._begun_s = self._made_s
+        self._begun_s = self.made_s
         self._rate = rate
         self._resample = None
         if rate != self._service.sample_rate:
@@ -285,10 +295,10 @@ class AudioContext:
         if self._first_audio_at is None:
             self._first_audio_at = now
         # If the listener has heard everything by now, this frame and its words are heard `gap` seconds late.
-        gap = now - self._first_audio_at - self._made_s
+        gap = now - self._first_audio_at - self.made_s
         if gap > self._gaps[-1][1] + _LEAST_GAP_S:
-            self._gaps.append((self._made_s, gap))
-        self._made_s += len(samples) / rate
+            self._gaps.append((self.made_s, gap))
+        self.made_s += len(samples) / rate
         return TTSAudioRawFrame(pcm16(samples), rate, 1, context_id=self.id)
 
     async def _send_words(self, words: list[tuple[str, float]]) -> None:

@@ -7,24 +7,24 @@ event loop. In SENTENCE mode each sentence is a session. In TOKEN mode a context
 """
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Unpack
 
 from loguru import logger
 from pipecat.frames.frames import EndFrame, MetricsFrame
 from pipecat.processors.frame_processor import FrameProcessorSetup
-from pipecat.utils.types import NOT_GIVEN, NotGiven, is_given
+from pipecat.utils.types import NOT_GIVEN, NotGiven, assert_given, is_given
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import find_cached
-from qwen_megakernel.engine.options import EngineOptions
+from qwen_megakernel.engine.options import EngineArguments, EngineOptions
 from qwen_megakernel.errors import CheckpointError, EngineClosed, RequestError, SpeakerError, VoiceError
 from qwen_megakernel.model.conditioning import AUTO
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.pipecat.audio_context import AudioContext, SpeechMetricsData
-from qwen_megakernel.pipecat.service import SpeechService
+from qwen_megakernel.pipecat.service import ServiceArguments, SpeechService
 from qwen_megakernel.pipecat.settings import SpeechSettings, check_names
 from qwen_megakernel.speech import shared as shared_engine
 from qwen_megakernel.speech.engine import TTSEngine
@@ -44,11 +44,11 @@ class MegakernelTTSSettings(SpeechSettings):
 
     Parameters:
         model: Folder, hub id or "demo". Fixed once the service is made.
-        voice: A speaker of the checkpoint (CustomVoice), or a `Voice` (Base; with `allow_foreign_voice` among the
-            engine's options CustomVoice too). None: the first speaker.
     """
 
-    voice: str | Voice | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
+    voice: str | Voice | None | NotGiven = NOT_GIVEN  # type: ignore[assignment]  # Pipecat knows no saved voices
+    """A speaker of the checkpoint (CustomVoice), or a `Voice` (Base; with `allow_foreign_voice` among the engine's
+    options CustomVoice too). None: the first speaker."""
 
 
 class MegakernelTTSService(SpeechService):
@@ -67,12 +67,12 @@ class MegakernelTTSService(SpeechService):
         *,
         engine: TTSEngine | None = None,
         model: str = DEFAULT_MODEL,
-        engine_options: Mapping[str, Any] | None = None,
-        chunk_frames: int | tuple[int, ...] | None = None,
+        engine_options: EngineArguments | None = None,
+        chunk_frames: int | Sequence[int] | None = None,
         lexicon: Lexicon | None = None,
         trim_leading_silence: bool = True,
         settings: MegakernelTTSSettings | None = None,
-        **kwargs,
+        **kwargs: Unpack[ServiceArguments],
     ):
         """Make the service without loading anything. `setup` attaches to the engine, which `warmup` should have loaded.
 
@@ -110,7 +110,7 @@ class MegakernelTTSService(SpeechService):
         self._engine = engine
         self._given_engine = engine
         self._model = str(model)
-        self._engine_options = dict(engine_options or {})
+        self._engine_options = EngineArguments(**(engine_options or {}))
         self._word_rate = SpeechRate()
         self._executor: ThreadPoolExecutor | None = None  # while a pipeline runs
         known = (engine.variant, engine.speakers, engine.languages) if engine else _known_of(self._model)
@@ -121,7 +121,7 @@ class MegakernelTTSService(SpeechService):
 
     @classmethod
     async def warmup(
-        cls, model: str = DEFAULT_MODEL, options: EngineOptions | None = None, **engine_options: Any
+        cls, model: str = DEFAULT_MODEL, options: EngineOptions | None = None, **engine_options: Unpack[EngineArguments]
     ) -> TTSEngine:
         """Load the process's engine for `model` and speak a word with it. Call this before any pipeline starts: a
         pipeline's set-up may take 20 seconds at most. The engine stays loaded until `shutdown(engine)`.
@@ -200,13 +200,13 @@ class MegakernelTTSService(SpeechService):
         audio = ended.audio
         assert audio
         queue = audio.timings.queue
-        logger.info(
+        logger.debug(
             f"{self}: {audio.duration_s:.2f} s, {audio.finish_reason}, seed {audio.seed}; "
             f"queue {_ms(queue)}, first chunk {_ms(audio.ttfc_s)}, RTF {audio.rtf:.3f}, least lead {_ms(audio.lead_s)}"
         )
         if audio.ttfc_s is not None and self.metrics_enabled:
             taken = {"audio_s": audio.duration_s, "compute_s": audio.compute_s, "ttfc_s": audio.ttfc_s}
-            data = SpeechMetricsData(processor=self.name, model=self._settings.model, **taken)
+            data = SpeechMetricsData(processor=self.name, model=assert_given(self._settings.model), **taken)
             await self.push_frame(MetricsFrame(data=[data]))
 
     def _new_reading(self) -> Reading:
@@ -269,7 +269,7 @@ def _known_of(model: str) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None
     return config.variant, tuple(config.talker.speakers), (AUTO, *config.talker.named_languages)
 
 
-def _same_model(one: str, other: str) -> bool:
+def _same_model(one: object, other: object) -> bool:
     if str(one) == str(other):
         return True
     try:

@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from loguru import logger
 from pipecat.frames.frames import ErrorFrame
@@ -31,9 +31,10 @@ from qwen_megakernel.errors import (
     SpeakerError,
     TTSError,
 )
+from qwen_megakernel.pipecat.address import HandshakeRefused, socket_url
 from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat.remote_session import RemoteSession
-from qwen_megakernel.pipecat.service import SpeechService
+from qwen_megakernel.pipecat.service import ServiceArguments, SpeechService
 from qwen_megakernel.pipecat.settings import SpeechSettings, check_names
 from qwen_megakernel.speech.events import Ended
 from qwen_megakernel.speech.options import options_of
@@ -49,6 +50,21 @@ _ERRORS: dict[str, type[TTSError]] = {
     "closing": EngineClosed,
     "dead": EngineDied,
 }
+
+
+class WebsocketServiceArguments(ServiceArguments, total=False):
+    """Arguments of Pipecat's `WebsocketTTSService`."""
+
+    reconnect_on_error: bool
+    """Connect again if the socket breaks; default: True."""
+    reconnect_backoff_min_wait: float
+    """Seconds between two attempts at least; default: 4."""
+    reconnect_backoff_max_wait: float
+    """Seconds between two attempts at most; default: 10."""
+    ws_close_timeout: float
+    """Seconds that closing the socket may take; default: Pipecat's own."""
+    ws_send_timeout: float | None
+    """Seconds that sending a message may take (from Pipecat 1.14 on); default: 5."""
 
 
 class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
@@ -74,12 +90,12 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         chunk_frames: int | Sequence[int] | None = None,
         trim_leading_silence: bool = True,
         settings: SpeechSettings | None = None,
-        **kwargs,
+        **kwargs: Unpack[WebsocketServiceArguments],
     ):
         """Make the service; `setup` connects.
 
         Args:
-            url: ws://HOST:PORT/v1/audio/speech/socket, or wss://.
+            url: The server's, such as ws://HOST:8000 or https://HOST, or its socket's: .../v1/audio/speech/socket.
             token: The server's, if it has one.
             chunk_frames: The setting of this name, unless `settings` have it.
             trim_leading_silence: Cut silence in front of a turn's first word.
@@ -87,18 +103,16 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             **kwargs: For `WebsocketTTSService`.
 
         Raises:
-            RequestError: the URL is of another kind, a sampling value is out of range, or a setting has a wrong type.
+            RequestError: the URL is no server's, a sampling value is out of range, or a setting has a wrong type.
                 `setup` checks whether the server has the voice and the language.
             TypeError: an argument that neither this service nor `WebsocketTTSService` has.
         """
-        if not url.startswith(("ws://", "wss://")):
-            raise RequestError(f"url must begin with ws:// or wss://, got {url!r}")
+        self._url = socket_url(url)
         store = self.Settings.unset(model=None)
         if settings is not None:
             store.apply_update(settings)
         store.chunk_frames = chunk_frames if store.chunk_frames is None else store.chunk_frames
         super().__init__(trim_leading_silence=trim_leading_silence, settings=store, **kwargs)
-        self._url = url
         self._token = token
         self._named_model = store.model  # None: the server's, whichever it is
         self._server: _Server | None = None  # of the latest connection
@@ -166,6 +180,8 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             self._ready.set()
         except TimeoutError:
             raise ConnectionError(f"{self._url} did not answer within {_CONNECT_S:.0f} s") from None
+        except InvalidStatus as error:
+            raise HandshakeRefused(error.response, self._url, self._token) from None
         except OSError as error:
             raise ConnectionError(f"cannot reach {self._url}: {error!r}; start `qwen-megakernel serve`") from error
         finally:
@@ -305,7 +321,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         await session.begin(text, complete, {"words": True} | fields)
 
     async def _tell(self, ended: Ended) -> None:
-        logger.info(f"{self}: {ended.seconds:.2f} s, {ended.finish_reason}, seed {ended.seed}")
+        logger.debug(f"{self}: {ended.seconds:.2f} s, {ended.finish_reason}, seed {ended.seed}")
 
     def _new_reading(self) -> str:
         """The turn's name: the server reads contexts with one name as one text."""

@@ -6,9 +6,9 @@ This module imports no torch, because a server's client needs none.
 
 import functools
 from abc import abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from inspect import signature
-from typing import Any
+from typing import Any, TypedDict
 
 from pipecat.frames.frames import (
     AggregatedTextFrame,
@@ -17,9 +17,13 @@ from pipecat.frames.frames import (
     TTSTextFrame,
 )
 from pipecat.processors.frame_processor import FrameDirection
+from pipecat.processors.metrics.frame_processor_metrics import FrameProcessorMetrics
 from pipecat.services.settings import TTSSettings
+from pipecat.services.tts_service import TextAggregationMode
 from pipecat.transcriptions.language import Language
+from pipecat.utils.asyncio.task_manager import BaseTaskManager
 from pipecat.utils.errors import ErrorCategory
+from pipecat.utils.text.base_text_filter import BaseTextFilter
 from pipecat.utils.tracing.service_decorators import traced_tts
 from pipecat.utils.types import NOT_GIVEN, is_given
 
@@ -30,6 +34,51 @@ from qwen_megakernel.pipecat.settings import SpeechSettings
 from qwen_megakernel.pipecat.turns import BARE, TurnService
 from qwen_megakernel.speech.events import Ended
 from qwen_megakernel.speech.options import RequestOptions
+
+
+class ServiceArguments(TypedDict, total=False):
+    """Arguments of Pipecat's `TTSService` that are the caller's to choose."""
+
+    text_aggregation_mode: TextAggregationMode | None
+    """SENTENCE: speak whole sentences; TOKEN: speak while the LLM writes. Default: SENTENCE."""
+    sample_rate: int | None
+    """Of the sound, in Hz; default: the pipeline's."""
+    text_transforms: list[tuple[TextType | str, Callable[[str, TextType | str], Awaitable[str]]]] | None
+    """What changes a text before it is spoken, with the type of text that it is for; "*" is every type."""
+    text_filters: Sequence[BaseTextFilter] | None
+    """Filters before the transforms; Pipecat 1.14 deprecates them."""
+    skip_text_types: list[str] | None
+    """Types of text that are not spoken."""
+    append_trailing_space: bool
+    """Add a blank to each sentence; default: False."""
+    reuse_context_id_within_turn: bool
+    """A turn is one audio context; default: True, which TOKEN mode needs."""
+    stop_frame_timeout_s: float
+    """Seconds without sound after which Pipecat asks whether more will come; default: 3."""
+    push_silence_after_stop: bool
+    """Send silence behind speech; default: False."""
+    silence_time_s: float
+    """Seconds of that silence; default: 2."""
+    pause_frame_processing: bool
+    """Hold frames back while a turn is spoken; default: False."""
+    max_consecutive_zero_audio_contexts: int
+    """Contexts without sound in a row after which Pipecat stops using the service; 0: never. Default: 3."""
+    transport_destination: str | None
+    """Where the transport sends the sound."""
+    name: str | None
+    """The service's name in the log; default: its class and a number."""
+    enable_direct_mode: bool
+    """Process frames without queues; default: False."""
+    metrics: FrameProcessorMetrics | None
+    """What collects metrics; default: Pipecat's own."""
+    task_manager: BaseTaskManager | None
+    """Of tasks before the pipeline begins; default: the pipeline's."""
+    aggregate_sentences: bool | None
+    """Deprecated: use text_aggregation_mode."""
+    skip_aggregator_types: list[str] | None
+    """Deprecated: use skip_text_types."""
+    pause_watchdog_timeout_s: float | None
+    """Deprecated: it does nothing."""
 
 
 @functools.cache
@@ -158,7 +207,8 @@ class SpeechService(TurnService):
     # ------------------------------------------------------------ settings
 
     async def _update_settings(self, delta: TTSSettings) -> dict[str, Any]:
-        """Check a change as a whole, then apply it. In TOKEN mode it opens a new utterance."""
+        """Check a change as a whole, then apply it. What was written so far keeps the old settings: whole sentences are
+        spoken first, and in TOKEN mode a new utterance begins. A sentence that is not finished gets the new ones."""
         wanted = self._settings.copy()
         language = delta.language
         if is_given(language):
@@ -181,6 +231,7 @@ class SpeechService(TurnService):
             await self.push_error(f"settings not changed: {error}", exception=error)
             await self.set_usable(usable)  # an invalid request makes it unusable to Pipecat, but the old settings hold
             return {}
+        await self._speak_whole_text()
         changed = await super()._update_settings(delta)
         unknown = changed.keys() - vars(self._settings).keys()
         self._warn_unhandled_updated_settings(unknown)

@@ -1,37 +1,68 @@
 """SpeechSettings: what may change while a pipeline runs, and the checks that need no model."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, make_dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
 from pipecat.services.settings import TTSSettings
-from pipecat.utils.types import NOT_GIVEN
+from pipecat.transcriptions.language import Language
+from pipecat.utils.types import NOT_GIVEN, NotGiven
 
 from qwen_megakernel.checkpoint.languages import find_language
 from qwen_megakernel.errors import LanguageError, RequestError, SpeakerError
 from qwen_megakernel.speech.options import RequestOptions, options_of, read_options
+from qwen_megakernel.text.lexicon import Lexicon
 
 OPTIONS = options_of("pipecat")
-_OURS = [name for name in OPTIONS if name not in ("voice", "language")]  # Pipecat's own settings have these two
-
-# Any: type checkers cannot see fields that a table makes.
-_Options: Any = make_dataclass(
-    "_Options", [(name, Any, field(default_factory=lambda: NOT_GIVEN)) for name in _OURS], bases=(TTSSettings,)
-)
 
 
 @dataclass
-class SpeechSettings(_Options):
+class SpeechSettings(TTSSettings):
     """The model, which is fixed once the service is made, and the options of speech (docs/options.md). None is an
-    option's default. A change applies to the next sentence (SENTENCE mode) or opens a new utterance (TOKEN mode).
+    option's default."""
 
-    `voice` is a speaker of the checkpoint, or a voice of the server. `language` is a `Language`, a code or a name.
-    """
+    voice: str | None | NotGiven = NOT_GIVEN
+    """A speaker of the checkpoint, or a voice of the server. None: the first."""
+    language: Language | str | None | NotGiven = NOT_GIVEN
+    """A `Language`, a code or a name. None: auto."""
+    # fields: `python tools/options_table.py` writes them
+    instruct: str | None | NotGiven = NOT_GIVEN
+    """how to say it, if the model heeds it"""
+    seed: int | None | NotGiven = NOT_GIVEN
+    """the same text and seed give the same speech; default: a new one each time"""
+    temperature: float | None | NotGiven = NOT_GIVEN
+    """how freely codes are drawn; default: the checkpoint's"""
+    top_k: int | None | NotGiven = NOT_GIVEN
+    """draw from the k likeliest codes, 0: from all; default: the checkpoint's"""
+    top_p: float | None | NotGiven = NOT_GIVEN
+    """draw from codes of this total probability; default: the checkpoint's"""
+    repetition_penalty: float | None | NotGiven = NOT_GIVEN
+    """above 1: code 0 repeats less; default: the checkpoint's"""
+    speed: float | None | NotGiven = NOT_GIVEN
+    """times as fast, at the same pitch (a number from 0.25 to 4); default: 1.0"""
+    trim: str | None | NotGiven = NOT_GIVEN
+    """where to cut silence (one of none, start, end, both); default: none"""
+    silence_s: float | None | NotGiven = NOT_GIVEN
+    """seconds of silence that trim leaves (a number from 0 to 2 seconds); default: 0.05"""
+    normalize: str | None | NotGiven = NOT_GIVEN
+    """auto: digits, Markdown and links become words (one of off, auto); default: off"""
+    lexicon: Lexicon | None | NotGiven = NOT_GIVEN
+    """words with other spellings to read"""
+    non_streaming_mode: bool | None | NotGiven = NOT_GIVEN
+    """true: the model sees the whole text before it speaks; default: true, but false with a cloned voice"""
+    max_frames: int | None | NotGiven = NOT_GIVEN
+    """at most so many frames of 80 ms; default: what fits (an integer of at least 1)"""
+    chunk_frames: int | Sequence[int] | None | NotGiven = NOT_GIVEN
+    """frames of 80 ms per chunk, one number or a schedule whose last number repeats; default: 1, 2, 4, 8, 8, ..."""
+    # end
 
     @classmethod
     def unset(cls, model: str | None) -> Self:
         """Settings with every option's default."""
-        return cls(model=model, **dict.fromkeys(OPTIONS))
+        settings = cls(model=model)
+        for name in OPTIONS:
+            setattr(settings, name, None)
+        return settings
 
     def options(self, entrance: str, *, in_tokens: bool) -> RequestOptions:
         """The options that are set, checked as far as no model is needed.

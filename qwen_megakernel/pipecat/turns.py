@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from loguru import logger
 from pipecat.frames.frames import (
     AggregatedTextFrame,
     AggregatedTextProgressFrame,
@@ -118,9 +119,8 @@ class TurnService(TTSService):
 
     def _cancel_all(self) -> None:
         self._unwatch()
-        for context in list(self._contexts.values()):
-            context.cancel()
-        self._contexts.clear()
+        for context_id in list(self._contexts):
+            self._drop_context(context_id, interrupted=True)
         self._readings.clear()
 
     # ------------------------------------------------------------ turns
@@ -176,8 +176,7 @@ class TurnService(TTSService):
 
     async def _end_turn(self) -> None:
         """No more text of the turn, or bare text, will come."""
-        if rest := await self._text_aggregator.flush():
-            await self._handle_aggregated_text(self._aggregated_text_frame(rest))
+        await self._speak_rest()
         await self._end_bare_text()
         if turn := self._turn_context_id:
             await self._finalize_words(turn)
@@ -265,9 +264,18 @@ class TurnService(TTSService):
                 if not (context.text_ended or context.failed):
                     await context.end_word()
                     await self._finalize_words(context_id)
-        elif ends_sentence(self._text_aggregator.text.text):
-            if rest := await self._text_aggregator.flush():
-                await self._handle_aggregated_text(self._aggregated_text_frame(rest))
+        else:
+            await self._speak_whole_text()
+
+    async def _speak_whole_text(self) -> None:
+        """Speak a sentence that waits for the next one's first character."""
+        if ends_sentence(self._text_aggregator.text.text):
+            await self._speak_rest()
+
+    async def _speak_rest(self) -> None:
+        """Speak what waits to be a sentence."""
+        if rest := await self._text_aggregator.flush():
+            await self._handle_aggregated_text(self._aggregated_text_frame(rest))
 
     # ------------------------------------------------------------ audio contexts
 
@@ -334,7 +342,7 @@ class TurnService(TTSService):
         Args:
             context_id: The context that was dropped.
         """
-        self._drop_context(context_id)
+        self._drop_context(context_id, interrupted=True)
         await super().on_audio_context_interrupted(context_id)
 
     async def on_audio_context_completed(self, context_id: str):
@@ -346,9 +354,13 @@ class TurnService(TTSService):
         self._drop_context(context_id)
         await super().on_audio_context_completed(context_id)
 
-    def _drop_context(self, context_id: str) -> None:
-        if context := self._contexts.pop(context_id, None):
-            context.cancel()
+    def _drop_context(self, context_id: str, interrupted: bool = False) -> None:
+        context = self._contexts.pop(context_id, None)
+        if context is None:
+            return
+        context.cancel()
+        if context.made_s:
+            logger.info(f"{self}: {context.summary()}{', interrupted' if interrupted else ''}")
 
     async def _record_context_audio_outcome(self, context_id: str, received_audio: bool):
         """Do not count a silent context against the service if its error was reported, or if it had nothing to say."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 
@@ -19,7 +19,7 @@ from qwen_megakernel.checkpoint.fp8 import name_of
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.core import EngineCore
-from qwen_megakernel.engine.options import EngineOptions, Need, memory_of, told_of_memory
+from qwen_megakernel.engine.options import EngineArguments, EngineOptions, Need, memory_of, told_of_memory
 from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
@@ -103,7 +103,7 @@ class TTSEngine:
         weakref.finalize(self, self._core.stop).atexit = False  # dropped without close(): the threads end too
 
     @classmethod
-    def load(cls, model: str | Path, options: EngineOptions | None = None, **changes: Any) -> "TTSEngine":
+    def load(cls, model: str | Path, options: EngineOptions | None = None, **changes: Unpack[EngineArguments]) -> Self:
         """Load a checkpoint and start the engine's threads.
 
         Args:

@@ -1,16 +1,19 @@
 """The options of speech: one table. Every entrance takes, checks and documents what the table says.
 
-A row of `RequestOptions` is an option: its name, its type, and an `Option` with the rest. CONTRIBUTING.md says how to
-add one.
+A field of `RequestOptions` is an option: its name, its type, an `Option` with the rest, and below it what it says.
+CONTRIBUTING.md says how to add one.
 
 This module imports no torch, because a server's client checks its options with it too.
 """
 
+import ast
+import inspect
 import numbers
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import pairwise
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast, get_args, get_type_hints
 
@@ -52,7 +55,6 @@ def _sampled(value: Any, name: str) -> Any:
 @dataclass(frozen=True)
 class Option:
     """Attributes:
-    about: one line of help.
     default: what None stands for, if it is not the checkpoint's.
     least, most: the range of a number, in `unit`.
     choices: the values of a string.
@@ -65,7 +67,6 @@ class Option:
     name, kinds: `RequestOptions`' name and types.
     """
 
-    about: str
     default: Any = None
     least: float | None = None
     most: float | None = None
@@ -79,6 +80,11 @@ class Option:
     load: Callable[[str], Any] | None = None
     name: str = ""
     kinds: tuple[type, ...] = ()
+
+    @property
+    def about(self) -> str:
+        """One line of help."""
+        return _texts()[self.name]
 
     @property
     def wanted(self) -> str:
@@ -149,57 +155,73 @@ _MANNER = dict.fromkeys(CLIENTS, "instructions")
 _LAYOUT = dict.fromkeys((*COMMANDS, *SERVERS), "layout")
 _FRAMES = {"stream": "max_new_tokens"}
 _FIRST = {"stream": "initial_codec_chunk_frames"}
-_SIZES = "frames of 80 ms per chunk, one number or a schedule whose last number repeats; default: 1, 2, 4, 8, 8, ..."
-_WHOLE = "true: the model sees the whole text before it speaks; default: true, but false with a cloned voice"
-_SAMPLED = partial(Option, check=_sampled)
+_SAMPLED = Option(check=_sampled)
 
 
 class RequestOptions(TypedDict, total=False):
     """How to say a text: the options of `TTSEngine.submit`. None is an option's default."""
 
-    speaker: Annotated[str | None, Option("a named speaker; default: the first", error=SpeakerError, without=_NAMED)]
-    voice: Annotated[Voice | str | None, Option("a saved voice, or a speaker", check=_voice)]
-    language: Annotated[str | None, Option("a name or code, such as en-US", "auto", error=LanguageError)]
-    instruct: Annotated[
-        str | None,
-        Option("how to say it, if the model heeds it", error=InstructError, names=_MANNER),
-    ]
-    seed: Annotated[int | None, _SAMPLED("the same text and seed give the same speech; default: a new one each time")]
-    temperature: Annotated[float | None, _SAMPLED("how freely codes are drawn; default: the checkpoint's")]
-    top_k: Annotated[int | None, _SAMPLED("draw from the k likeliest codes, 0: from all; default: the checkpoint's")]
-    top_p: Annotated[float | None, _SAMPLED("draw from codes of this total probability; default: the checkpoint's")]
-    repetition_penalty: Annotated[float | None, _SAMPLED("above 1: code 0 repeats less; default: the checkpoint's")]
-    sampling: Annotated[SamplingParams | None, Option("all of these", check=partial(_a, SamplingParams), without=_FLAT)]
-    speed: Annotated[float | None, Option("times as fast, at the same pitch", 1.0, SLOWEST, FASTEST, error=SpeedError)]
-    trim: Annotated[str | None, Option("where to cut silence", "none", choices=TRIMS)]
-    silence_s: Annotated[
-        float | None, Option("seconds of silence that trim leaves", TRIM_TO_S, 0, LONGEST_S, "seconds")
-    ]
-    normalize: Annotated[
-        str | None, Option("auto: digits, Markdown and links become words", "off", choices=NORMALIZE, error=TextError)
-    ]
-    lexicon: Annotated[
-        Lexicon | None,
-        Option("words with other spellings to read", check=partial(_a, Lexicon), load=Lexicon.load, without=_LEXICON),
-    ]
-    non_streaming_mode: Annotated[bool | None, Option(_WHOLE, names=_LAYOUT, words={"whole": True, "streaming": False})]
-    max_frames: Annotated[
-        int | None,
-        Option("at most so many frames of 80 ms; default: what fits", None, 1, names=_FRAMES),
-    ]
+    speaker: Annotated[str | None, Option(error=SpeakerError, without=_NAMED)]
+    """a named speaker; default: the first"""
+    voice: Annotated[Voice | str | None, Option(check=_voice)]
+    """a saved voice, or a speaker"""
+    language: Annotated[str | None, Option("auto", error=LanguageError)]
+    """a name or code, such as en-US"""
+    instruct: Annotated[str | None, Option(error=InstructError, names=_MANNER)]
+    """how to say it, if the model heeds it"""
+    seed: Annotated[int | None, _SAMPLED]
+    """the same text and seed give the same speech; default: a new one each time"""
+    temperature: Annotated[float | None, _SAMPLED]
+    """how freely codes are drawn; default: the checkpoint's"""
+    top_k: Annotated[int | None, _SAMPLED]
+    """draw from the k likeliest codes, 0: from all; default: the checkpoint's"""
+    top_p: Annotated[float | None, _SAMPLED]
+    """draw from codes of this total probability; default: the checkpoint's"""
+    repetition_penalty: Annotated[float | None, _SAMPLED]
+    """above 1: code 0 repeats less; default: the checkpoint's"""
+    sampling: Annotated[SamplingParams | None, Option(check=partial(_a, SamplingParams), without=_FLAT)]
+    """all of these"""
+    speed: Annotated[float | None, Option(1.0, SLOWEST, FASTEST, error=SpeedError)]
+    """times as fast, at the same pitch"""
+    trim: Annotated[str | None, Option("none", choices=TRIMS)]
+    """where to cut silence"""
+    silence_s: Annotated[float | None, Option(TRIM_TO_S, 0, LONGEST_S, "seconds")]
+    """seconds of silence that trim leaves"""
+    normalize: Annotated[str | None, Option("off", choices=NORMALIZE, error=TextError)]
+    """auto: digits, Markdown and links become words"""
+    lexicon: Annotated[Lexicon | None, Option(check=partial(_a, Lexicon), load=Lexicon.load, without=_LEXICON)]
+    """words with other spellings to read"""
+    non_streaming_mode: Annotated[bool | None, Option(names=_LAYOUT, words={"whole": True, "streaming": False})]
+    """true: the model sees the whole text before it speaks; default: true, but false with a cloned voice"""
+    max_frames: Annotated[int | None, Option(None, 1, names=_FRAMES)]
+    """at most so many frames of 80 ms; default: what fits"""
     chunk_frames: Annotated[
         int | Sequence[int] | None,
-        Option(_SIZES, None, 1, MOST_CHUNK, check=chunk_schedule, load=_sizes, names=_FIRST, without=_FILES),
+        Option(None, 1, MOST_CHUNK, check=chunk_schedule, load=_sizes, names=_FIRST, without=_FILES),
     ]
-    retries: Annotated[
-        int | None, Option("how often to say it again if it ends badly", 0, 0, MOST_RETRIES, without=_RETRIES)
-    ]
-    pause_s: Annotated[
-        float | None, Option("seconds of silence before it", 0.0, 0, LONGEST_PAUSE_S, "seconds", without=_PAUSE)
-    ]
-    lenient: Annotated[bool | None, Option("leave out tags that cannot be followed", False, without=_OURS)]
-    runaway_guard: Annotated[bool | None, Option("end speech that does not end by itself", True, without=_OURS)]
-    reproducible: Annotated[bool | None, Option("samples depend on the request alone", False, without=_OURS)]
+    """frames of 80 ms per chunk, one number or a schedule whose last number repeats; default: 1, 2, 4, 8, 8, ..."""
+    retries: Annotated[int | None, Option(0, 0, MOST_RETRIES, without=_RETRIES)]
+    """how often to say it again if it ends badly"""
+    pause_s: Annotated[float | None, Option(0.0, 0, LONGEST_PAUSE_S, "seconds", without=_PAUSE)]
+    """seconds of silence before it"""
+    lenient: Annotated[bool | None, Option(False, without=_OURS)]
+    """leave out tags that cannot be followed"""
+    runaway_guard: Annotated[bool | None, Option(True, without=_OURS)]
+    """end speech that does not end by itself"""
+    reproducible: Annotated[bool | None, Option(False, without=_OURS)]
+    """samples depend on the request alone"""
+
+
+@cache
+def _texts() -> dict[str, str]:
+    """What stands below each field of `RequestOptions`, where editors find it too."""
+    (fields,) = ast.parse(inspect.getsource(RequestOptions)).body
+    assert isinstance(fields, ast.ClassDef)
+    return {
+        ast.unparse(field.target): ast.literal_eval(text.value)
+        for field, text in pairwise(fields.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
 
 
 @cache

@@ -6,14 +6,14 @@ import os
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Unpack
 
 from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.checkpoint.adapters import adapter_folders
 from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
 from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
 from qwen_megakernel.checkpoint.load import find_cached
-from qwen_megakernel.engine.options import EngineOptions
+from qwen_megakernel.engine.options import EngineArguments, EngineOptions
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.speech.engine import TTSEngine
 
@@ -39,7 +39,7 @@ _used: set[_SharedEngine] = set()  # with at least one user; also a dead engine 
 _lock = threading.Lock()
 
 
-async def acquire(model: str, options: EngineOptions | None = None, **changes: Any) -> TTSEngine:
+async def acquire(model: str, options: EngineOptions | None = None, **changes: Unpack[EngineArguments]) -> TTSEngine:
     """The process's engine for these arguments of `TTSEngine.load`. Every `acquire` needs a `release`.
 
     If nobody has it yet, or if it died, a thread loads it and warms it up with a real utterance. It then hides what is
