@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import packages
-from scipy.signal import resample_poly
 
 _decoder = []
 
@@ -21,6 +20,8 @@ def words(text):
 
 
 def to_16k(samples):
+    from scipy.signal import resample_poly
+
     x = resample_poly(np.asarray(samples, np.float64), 2, 3)
     return x / max(1e-3, np.abs(x).max()) * 0.6
 
