@@ -56,7 +56,7 @@ from qwen_megakernel.checkpoint.load import DEMO_FOLDER
 from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.pipecat import audio_context
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
-from qwen_megakernel.speech.words import SpeechRate, WordTimes, is_unspaced, words_of
+from qwen_megakernel.speech.words import is_unspaced, words_of
 from qwen_megakernel.text.lexicon import Lexicon
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
@@ -622,22 +622,6 @@ def test_words_wait_as_long_as_their_audio_did(engine, monkeypatch):
     spoken = len(pcm(down)) / 24000
     assert words["six"] - words["one"] > 100 - spoken
     assert words["seven."] - words["one"] < 100 + spoken + (time.monotonic() - began)
-
-
-def test_word_times_are_spread_over_the_audio():
-    rate = SpeechRate()
-    times = WordTimes(rate)
-    for piece in ("Hel", "lo the", "re, how ", "are you"):
-        times.add(piece)
-    early = times.due(0.5)
-    late = times.finish(2.0)
-    assert [w for w, _ in early + late] == ["Hello", "there,", "how", "are", "you"]
-    starts = [at for _, at in early + late]
-    assert starts == sorted(starts) and all(at < 0.5 for _, at in early) and starts[-1] < 2.0
-    before = rate.seconds
-    again = WordTimes(rate)
-    again.add("Hello there, how are you ")
-    assert again.due(0.0) == [] and rate.seconds == before != 0.07
 
 
 def test_words_of_many_scripts():
