@@ -120,7 +120,7 @@ class Speech:
 
     async def _speak(self, turns: list[tuple[str, SpeechRequest]]) -> AsyncGenerator[np.ndarray, None]:
         for text, request in turns:
-            how = {"rate": self._service.engine.rates.of(request.conditioning)} if self._ends else {}
+            how: dict[str, Any] = {"rate": self._service.engine.rates.of(request.conditioning)} if self._ends else {}
             ended: Ended | None = None
             async with self._service.speak(text, request, patient=self._patient, **how) as session:
                 async for event in session.events():
