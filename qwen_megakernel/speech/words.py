@@ -33,17 +33,19 @@ _WINDOW_S = 0.01  # sound is silent or not in windows of this length
 _QUIET = 0.02  # -34 dB: what is so far below the loudest sound is silent too, as with the voice of a noisy recording
 _PAUSE_S = 0.12  # a shorter silence belongs to a word, such as the one before a "t"
 _BLIP_S = 0.05  # a shorter sound between two silences is no word
-_WAIT_S = 0.5
-"""Seconds of speech that must follow a word's beginning before it is given out."""
+_LEAST_WAIT_S, _MOST_WAIT_S = 0.3, 1.0
+"""Seconds of speech that must follow a word's beginning before it is given out: as many as were before it, within these
+bounds. Sound that is made twice as fast as it is heard is then there before the word is heard."""
 
 _NONE, _COMMA, _END = 0, 1, 2  # marks behind a word
 _MARKS = dict.fromkeys(",;:\u2014\u2013\uff0c\u3001\uff1b\uff1a", _COMMA)
 _MARKS |= dict.fromkeys(".!?\u2026\u3002\uff01\uff1f", _END)
 _CLINGING = "\"'\u201d\u2019\u00bb)]*_"  # what may stand behind a mark
-# How unlikely something is, as a negative logarithm, by the mark; of 1,494 words of the demo voice (docs/log.md).
+# How unlikely something is, as a negative logarithm: by the mark, that speech pauses there, and that it goes on. The demo
+# voice paused behind all sentences, half of the commas, and 6 % of other words (docs/log.md, 2026-11-26).
 _PAUSES_AT = (2.8, 0.7, 0.0)
 _GOES_ON_AT = (0.06, 0.7, 4.0)
-_SHORT_PAUSE_S, _SHORT_AT_END = 0.2, 3.0  # between sentences pauses are longer
+_SHORT_PAUSE_S, _SHORT_AT_END = 0.2, 3.0  # between its sentences were at least 0.33 s
 _IMPOSSIBLE = 8.0
 _OFF_S, _OFF_SHARE = 0.1, 0.08
 """Standard deviation of a word's end: seconds, and share of the time since the last pause."""
@@ -193,7 +195,7 @@ class WordTimes:
         """The next window."""
         pauses = self._pausing
         if not silent:
-            if pauses:
+            if pauses and self._quiet < _SHORT_PAUSE_S:
                 self._recognise()
             self._speech += seconds
             self._quiet = 0.0
@@ -202,6 +204,8 @@ class WordTimes:
         if pauses:
             place, paused = self._paused[-1]
             self._paused[-1] = place, paused + seconds
+            if self._quiet - seconds < _SHORT_PAUSE_S <= self._quiet:
+                self._recognise()
         elif self._pausing:  # it has become long enough
             self._speech -= self._quiet - seconds
             self._paused.append((self._speech, self._paused[-1][1] + self._quiet))
@@ -263,7 +267,7 @@ class WordTimes:
             at, wait = self._from, _BLIP_S
             if self._given:
                 at = self._last + self._words[self._given - 1].weight * self._rate.seconds
-                wait = _WAIT_S if self._waits else 0.0
+                wait = min(max(_LEAST_WAIT_S, at), _MOST_WAIT_S) if self._waits else 0.0
             if at + wait >= self.spoken_s:
                 break
             self._give(self._words[self._given], at)
