@@ -11,7 +11,8 @@ from recogniser import INSTALLED, heard_words
 from waiting import PATIENCE_S, slow_case
 
 from qwen_megakernel import SamplingParams
-from qwen_megakernel.speech.words import SpeechRate, WordTimes
+from qwen_megakernel.speech import rates
+from qwen_megakernel.speech.words import WordTimes
 
 pytestmark = pytest.mark.skipif(not INSTALLED, reason="needs pocketsphinx")
 
@@ -76,31 +77,30 @@ def aligned(samples: np.ndarray, rate: int, words: list[str], folder) -> list[fl
 
 
 @pytest.mark.slow
-def test_estimated_word_times_against_forced_alignment(engine_for, tmp_path, capsys):
-    """Printed; the bounds are those that a caption needs, a tenth and a quarter of a second."""
+@pytest.mark.parametrize("streaming", [False, True], ids=["a sentence", "tokens"])
+def test_estimated_word_times_against_forced_alignment(engine_for, tmp_path, capsys, streaming):
+    """In a first turn: nothing was learned before. Printed; docs/pipecat.md promises the bounds."""
     texts = [
-        "The quick brown fox jumps over the lazy dog.",
-        "Please call me back tomorrow morning, before nine.",
+        "The quick brown fox jumps over the lazy dog. Please call me back tomorrow morning, before nine.",
+        "Put the flour in a large bowl, add a little salt, and pour in the warm milk slowly. Stir it with a spoon.",
     ]
-    engine, known, live = engine_for("demo"), [], []
-    for speaker in engine.speakers:
-        rate = SpeechRate()
+    engine, errors = engine_for("demo"), []
+    for speaker in ("ada", "max"):
         for seed, text in enumerate(texts):
-            stream = engine.stream(text, speaker=speaker, sampling=SamplingParams(seed=seed))
-            running, made, told = WordTimes(rate), 0.0, []
-            running.add(text)
+            rates._rate.cache_clear()
+            how = {"speaker": speaker, "sampling": SamplingParams(seed=seed), "non_streaming_mode": not streaming}
+            stream = engine.stream(text, **how)
+            times, told = WordTimes(engine.rates.of(engine.request(**how).conditioning)), []
+            times.add(text)
             for chunk in stream:
-                made += len(chunk.samples) / chunk.sample_rate
-                told += running.due(made)
-            told += running.finish(made)
-            after = WordTimes(SpeechRate())
-            after.add(text)
+                times.hear(chunk.samples, chunk.sample_rate)
+                told += times.due()
+            told += times.finish()
             audio = stream.utterance.result()
             starts = aligned(audio.samples, audio.sample_rate, re.findall("[a-z]+", text.lower()), tmp_path)
             assert starts is not None, (speaker, text)
-            live += [abs(a - b) for (_, a), b in zip(told, starts, strict=True)]
-            known += [abs(a - b) for (_, a), b in zip(after.finish(made), starts, strict=True)]
+            errors += [abs(at - start) for (_, at), start in zip(told, starts, strict=True)]
+    mean, worst = np.mean(errors), max(errors)
     with capsys.disabled():
-        for name, errors in (("while speaking", live), ("its end known", known)):
-            print(f"\n[word times, {name}: mean error {1000 * np.mean(errors):.0f} ms, worst {1000 * max(errors):.0f}]")
-    assert np.mean(known) < 0.15 and np.mean(live) < 0.25
+        print(f"\n[word times, first turn: mean error {1000 * mean:.0f} ms, worst {1000 * worst:.0f}]")
+    assert mean < 0.2 and worst < 0.5

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from inspect import signature
+from types import SimpleNamespace
 from typing import get_type_hints
 
 import numpy as np
@@ -57,10 +58,12 @@ from qwen_megakernel import (
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER
 from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.pipecat import audio_context
+from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat.remote import WebsocketServiceArguments
 from qwen_megakernel.pipecat.service import ServiceArguments
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
-from qwen_megakernel.speech.words import SpeechRate, WordTimes, is_unspaced, words_of
+from qwen_megakernel.speech.rates import SpeechRates
+from qwen_megakernel.speech.words import is_unspaced, words_of
 from qwen_megakernel.text.lexicon import Lexicon
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
@@ -658,20 +661,50 @@ def test_words_wait_as_long_as_their_audio_did(engine, monkeypatch):
     assert words["seven."] - words["one"] < 100 + spoken + (time.monotonic() - began)
 
 
-def test_word_times_are_spread_over_the_audio():
-    rate = SpeechRate()
-    times = WordTimes(rate)
-    for piece in ("Hel", "lo the", "re, how ", "are you"):
-        times.add(piece)
-    early = times.due(0.5)
-    late = times.finish(2.0)
-    assert [w for w, _ in early + late] == ["Hello", "there,", "how", "are", "you"]
-    starts = [at for _, at in early + late]
-    assert starts == sorted(starts) and all(at < 0.5 for _, at in early) and starts[-1] < 2.0
-    before = rate.seconds
-    again = WordTimes(rate)
-    again.add("Hello there, how are you ")
-    assert again.due(0.0) == [] and rate.seconds == before != 0.07
+def test_calls_share_the_voices_pace_and_teach_it_while_they_speak(make, monkeypatch):
+    """It has learned by the first pause, long before the end."""
+    used, paces, of_voice, add = [], [], SpeechRates.of, AudioContext._send_words
+
+    async def spied(self, words) -> None:
+        paces.append(used[-1].seconds)
+        await add(self, words)
+
+    monkeypatch.setattr(SpeechRates, "of", lambda self, who: used.append(of_voice(self, who)) or used[-1])
+    monkeypatch.setattr(AudioContext, "_send_words", spied)
+    for mode in (TOKEN, TOKEN, SENTENCE):
+        down, _ = run(make(mode), turn("One two three four. ", "Five six seven."))
+        assert [frame.text.strip() for frame in of(down, TTSTextFrame)][-1] == "seven."
+    assert len(used) == 4 and len(set(map(id, used))) == 1, "another call goes on with it"
+    assert len(set(paces)) > 4, "it changes within a turn"
+
+
+@pytest.mark.parametrize("rate", [24000, 16000])
+def test_silence_that_is_cut_at_the_beginning_is_no_words_time(monkeypatch, rate):
+    """And words wait while the first audio is too little to begin with."""
+    monkeypatch.setattr(audio_context, "_HEAD_START_S", 0.0)
+    monkeypatch.setattr(audio_context, "_LEAST_GAP_S", float("inf"))
+    sent = []
+
+    async def add(words, context_id, includes_inter_frame_spaces) -> None:
+        sent.extend(words)
+
+    async def speak():
+        service = SimpleNamespace(_trim=True, sample_rate=rate, add_word_timestamps=add)
+        context, sound = AudioContext(service, "a", None), np.full(24000, 0.1, np.float32)
+        context.begin(24000, least_first_s=0.3)
+        assert context._to_frame(np.zeros(9600, np.float32)) is None
+        assert context._to_frame(sound[:2400]) is None
+        await context._send_words([("one", 0.4)])
+        assert not sent, "they would come before their sound"
+        frame = context._to_frame(sound)
+        await context._send_words([("two", 0.9)])
+        context.begin(24000)
+        await context._send_words([("three", 0.2)])
+        return frame.num_frames / rate
+
+    made = asyncio.run(speak())
+    assert [word for word, _ in sent] == ["one", "two", "three"]
+    assert [at for _, at in sent] == pytest.approx([0.0, 0.5, made + 0.2], abs=1e-3)
 
 
 def test_words_of_many_scripts():

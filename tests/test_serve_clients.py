@@ -10,6 +10,7 @@ from serving import TEXT, cloning, get, post, ready, recording, request, said, s
 
 from qwen_megakernel.server.bodies import BATCH, SPEECH
 from qwen_megakernel.server.fields import FIELDS
+from qwen_megakernel.speech.rates import SpeechRates
 
 PCM = {"response_format": "pcm", "seed": 5}
 
@@ -84,6 +85,16 @@ def test_an_answer_that_is_not_streamed_has_its_length_and_the_times_of_words(se
     assert words[-1]["end_ms"] == pytest.approx(len(samples) / 24, abs=2)
     assert all(one["end_ms"] == two["start_ms"] for one, two in zip(words, words[1:], strict=False))
     assert server.post(**PCM, word_timestamps=True).headers["x-ignored"] == "word_timestamps"
+
+
+def test_requests_share_their_voices_pace_and_teach_it(server, monkeypatch):
+    used, of = [], SpeechRates.of
+    monkeypatch.setattr(SpeechRates, "of", lambda self, who: used.append(of(self, who)) or used[-1])
+    paces = []
+    for voice in ("ada", "ada", "max"):
+        assert server.post(**PCM, voice=voice, stream_format="sse", word_timestamps=True).status_code == 200
+        paces.append(used[-1].seconds)
+    assert used[0] is used[1] is not used[2] and paces[0] != paces[1]
 
 
 def events_of(answer) -> list[dict]:

@@ -106,7 +106,7 @@ def test_words_come_with_their_times(client):
     client.configure(timestamp_type="word", timestamp_transport_strategy="sync")
     aligned = client.hear(TEXT)["timestamp_info"]["word_alignment"]
     starts, ends = aligned["word_start_times_seconds"], aligned["word_end_times_seconds"]
-    assert aligned["words"] == TEXT.split() and starts[0] == 0 and starts == sorted(starts)
+    assert aligned["words"] == TEXT.split() and 0 <= starts[0] < 0.3 and starts == sorted(starts)
     assert ends[:-1] == starts[1:] and ends[-1] == round(len(client.pcm) / 48000, 3)
 
 

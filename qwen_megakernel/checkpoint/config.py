@@ -361,6 +361,7 @@ class ModelConfig:
     sampling: SamplingParams
     max_frames: int  # one fewer than max_new_tokens: the last code 0 never becomes a frame
     random_weights: bool  # synthetic.py wrote it, so its speech ends by chance, if at all
+    seconds_per_letter: Mapping[str, float]  # speaker -> the pace to begin with (speech/words.py); the published: none
 
     @property
     def honours_instruct(self) -> bool:
@@ -422,8 +423,17 @@ class ModelConfig:
             sampling=sampling,
             max_frames=max_frames,
             random_weights=js.get("random_weights", bool, False),
+            seconds_per_letter=_paces(js, talker),
             **special,
         )
+
+
+def _paces(js: JsonObject, talker: TalkerConfig) -> dict[str, float]:
+    table = JsonObject(js.get("seconds_per_letter", dict, {}), f"{js.where}: seconds_per_letter")
+    paces = {name.lower(): table.positive(name) for name in table.raw}
+    if any(name not in talker.speakers or not 0.01 <= pace <= 1 for name, pace in paces.items()):
+        raise CheckpointError(f"{table.where} must give speakers of spk_id 0.01 to 1 seconds, found {table.raw!r}")
+    return paces
 
 
 def _read_generation(path: Path) -> tuple[SamplingParams, int]:

@@ -80,6 +80,7 @@ class AudioContext:
         self.made_s = 0.0
         self.ended: list[Ended] = []
         self._begun_s = 0.0  # where in the context the current utterance's audio begins
+        self._trimmed_before_s = 0.0  # what was cut before it
         self._rate = 0  # of that utterance's audio, in Hz
         self._resample: soxr.ResampleStream | None = None
         self._silent = service._trim  # nothing was heard yet, so silence is cut
@@ -94,6 +95,7 @@ class AudioContext:
         self.text_at = monotonic()
         self._first_audio_at: float | None = None  # clock time
         self._words_begun = False
+        self._words: list[tuple[str, float]] = []  # that are not sent yet
         self._least_first_s = 0.0  # seconds to begin with
         self._held = np.zeros(0, np.float32)  # audio that is less than that
         # (position, wait): before the audio from `position` on, the listener has waited `wait` seconds in total.
@@ -103,10 +105,6 @@ class AudioContext:
     def reads(self) -> bool:
         """Its text comes as tokens."""
         return self._reader is not None
-
-    def heard(self) -> float:
-        """Seconds of the current session's audio that are in the context."""
-        return self.made_s - self._begun_s
 
     def summary(self) -> str:
         """What was spoken, for the log."""
@@ -141,6 +139,7 @@ class AudioContext:
             if isinstance(event, Sound):
                 if frame := self._to_frame(event.samples):
                     yield frame
+                    await self._send_words([])
             elif isinstance(event, Words):
                 await self._send_words(event.words)
             elif isinstance(event, Ended):
@@ -253,7 +252,7 @@ class AudioContext:
             least_first_s: seconds of the context's first audio frame at least.
         """
         self._least_first_s = least_first_s
-        self._begun_s = self.made_s
+        self._begun_s, self._trimmed_before_s = self.made_s, self.trimmed_s
         self._rate = rate
         self._resample = None
         if rate != self._service.sample_rate:
@@ -302,16 +301,20 @@ class AudioContext:
         return TTSAudioRawFrame(pcm16(samples), rate, 1, context_id=self.id)
 
     async def _send_words(self, words: list[tuple[str, float]]) -> None:
-        """Send words to the pipeline.
+        """Send words to the pipeline. They wait while the context's first audio is held back.
 
         Args:
             words: each with its beginning, in seconds from the utterance's first sample.
         """
-        if words and not self._words_begun:
+        self._words += words
+        if not self._words or self._first_audio_at is None and len(self._held):
+            return
+        words, self._words = self._words, []
+        if not self._words_begun:
             self._words_begun = True
             await asyncio.sleep(_HEAD_START_S)
         for word, at in words:
-            at += self._begun_s
+            at = self._begun_s + max(0.0, at - (self.trimmed_s - self._trimmed_before_s))
             at += next(gap for begin, gap in reversed(self._gaps) if begin <= at + 1e-9)
             unspaced = True if is_unspaced(word) else None
             await self._service.add_word_timestamps([(word, at)], self.id, includes_inter_frame_spaces=unspaced)

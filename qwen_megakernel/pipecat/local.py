@@ -6,7 +6,6 @@ No code here computes the model. The session builds prompts in the service's own
 event loop. In SENTENCE mode each sentence is a session. In TOKEN mode a context is one, spoken while its tokens come.
 """
 
-import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.events import Ended
 from qwen_megakernel.speech.request import SpeechRequest, foreign_hint
 from qwen_megakernel.speech.session import SpeechSession
-from qwen_megakernel.speech.words import SpeechRate
 from qwen_megakernel.text.front_end import Reading
 from qwen_megakernel.text.lexicon import Lexicon
 
@@ -111,7 +109,6 @@ class MegakernelTTSService(SpeechService):
         self._given_engine = engine
         self._model = str(model)
         self._engine_options = EngineArguments(**(engine_options or {}))
-        self._word_rate = SpeechRate()
         self._executor: ThreadPoolExecutor | None = None  # while a pipeline runs
         known = (engine.variant, engine.speakers, engine.languages) if engine else _known_of(self._model)
         self._check_settings(self._settings, *(known or (None, None, None)))
@@ -179,19 +176,12 @@ class MegakernelTTSService(SpeechService):
             raise EngineClosed("the service was cleaned up")
         request = self._request(engine)
         context.begin(engine.sample_rate, _CPU_FIRST_S if engine.threads else 0.0)
-        listener = weakref.ref(context)  # which refers to the session
-
-        def heard() -> float:
-            context = listener()
-            return context.heard() if context else 0.0
-
         session = SpeechSession(
             engine,
             self._executor,
             request if complete else request.in_pieces(),
             reading=context.reading,
-            rate=self._word_rate,
-            heard=heard,
+            rate=engine.rates.of(request.conditioning),
         )
         context.session = session
         await session.begin(*((text, "") if complete else (None, text)))

@@ -27,7 +27,6 @@ class RemoteSession:
     def __init__(self, service: Any, name: str, context: AudioContext):
         """`service`: the one of `pipecat/remote.py`, which imports this module."""
         self._service = service
-        self._trimmed_before_s = context.trimmed_s  # silence cut in front of earlier sessions
         self.name = name
         self.context = weakref.ref(context)
         self.number: int | None = None
@@ -91,8 +90,7 @@ class RemoteSession:
             elif item["type"] == "begin":
                 yield Began(item.get("seed", 0))
             elif item["type"] == "words":
-                cut = context.trimmed_s - self._trimmed_before_s
-                yield Words([(word, max(0.0, at - cut)) for word, at in item["words"]])
+                yield Words([(word, at) for word, at in item["words"]])
             else:
                 await self._end_late_text(context)
                 seconds = item["seconds"]

@@ -21,7 +21,6 @@ from qwen_megakernel.speech.encoders import MEDIA, StreamEncoder
 from qwen_megakernel.speech.events import Ended, Sound, Words
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
-from qwen_megakernel.speech.words import SpeechRate
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +120,7 @@ class Speech:
 
     async def _speak(self, turns: list[tuple[str, SpeechRequest]]) -> AsyncGenerator[np.ndarray, None]:
         for text, request in turns:
-            how: dict[str, Any] = {"rate": SpeechRate()} if self._ends else {}
+            how: dict[str, Any] = {"rate": self._service.engine.rates.of(request.conditioning)} if self._ends else {}
             ended: Ended | None = None
             async with self._service.speak(text, request, patient=self._patient, **how) as session:
                 async for event in session.events():

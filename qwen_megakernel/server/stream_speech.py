@@ -14,7 +14,6 @@ from qwen_megakernel.server.stream_config import RefusedMessage, SessionConfig
 from qwen_megakernel.server.word_times import TimedWord, WordEnds, alignment
 from qwen_megakernel.speech.encoders import StreamEncoder
 from qwen_megakernel.speech.events import Ended, Sound, Words
-from qwen_megakernel.speech.words import SpeechRate
 
 REMEDY = "send input.done, or text sooner"
 
@@ -110,7 +109,7 @@ class StreamSpeech:
             self._said = opening = self._text.take()
         how: dict[str, Any] = {}
         if config.words:
-            how = {"rate": SpeechRate(), "words_at_end": config.words != "chunk"}
+            how = {"rate": service.engine.rates.of(request.conditioning), "words_at_end": config.words != "chunk"}
         ended: Ended | None = None
         async with service.speak(whole, request, opening, ended=complete, **how) as session:
             if not (config.whole or complete):

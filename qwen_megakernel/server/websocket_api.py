@@ -28,7 +28,6 @@ from qwen_megakernel.server.socket_line import (
 from qwen_megakernel.speech.events import Began, Ended, Sound, Words
 from qwen_megakernel.speech.options import MOST_TEXT, options_of, read_options
 from qwen_megakernel.speech.session import FLUSH, Flush, SpeechSession
-from qwen_megakernel.speech.words import SpeechRate
 from qwen_megakernel.text.front_end import Reading
 
 log = logging.getLogger(__name__)
@@ -66,7 +65,6 @@ class _Socket(SocketLine):
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._numbers = 0
         self._turns: OrderedDict[str, _SharedReading] = OrderedDict()  # by name
-        self.rates: dict[str | None, SpeechRate] = {}  # by voice; only existing voices get an entry
 
     def _greeting(self) -> dict[str, Any]:
         service, engine = self.service, self.service.engine
@@ -250,9 +248,7 @@ class _Context:
         async with turn.lock:
             how: dict[str, Any] = {"reading": turn.reading}
             if with_words:
-                voice = options.get("voice")
-                named = voice.lower() if isinstance(voice, str) else None
-                how["rate"] = self._socket.rates.setdefault(named, SpeechRate())
+                how["rate"] = service.engine.rates.of(request.conditioning)
             texts = (text, request) if complete else (None, request, text)
             try:
                 async with service.speak(*texts, **how) as session:

@@ -33,6 +33,7 @@ from qwen_megakernel.model.turn_text import Turn
 from qwen_megakernel.model.voice import Voice, VoiceEncoder
 from qwen_megakernel.speech.mapping import Mapped, map_requests
 from qwen_megakernel.speech.options import RequestOptions
+from qwen_megakernel.speech.rates import SpeechRates
 from qwen_megakernel.speech.request import RequestChecker, SpeechRequest, check_begun
 from qwen_megakernel.speech.retries import say_well
 from qwen_megakernel.text.front_end import Reading
@@ -49,6 +50,7 @@ class TTSEngine:
         tokens: text -> its ids, as `Tokens`; raises TextError. Any thread may call it.
         speakers: what `speaker` may be (CustomVoice), in the checkpoint's order.
         languages: names that `language` may have, "auto" first.
+        rates: the paces of its voices, for word times.
         sample_rate: of everything it returns, in Hz.
         max_positions: rows of one slot: the prompt's and one per frame.
         backend: "torch" or "megakernel".
@@ -81,6 +83,7 @@ class TTSEngine:
         self._requests = RequestChecker(checkpoint, self._prompts, allow_foreign_voice=options.allow_foreign_voice)
         self.speakers = self._prompts.speakers
         self.languages = self._prompts.languages
+        self.rates = SpeechRates(checkpoint)
         self.tokens = self._prompts.tokens
         self.sample_rate = config.codec.sample_rate
         self.max_positions = options.max_positions

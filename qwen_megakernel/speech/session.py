@@ -75,7 +75,6 @@ class SpeechSession:
         *,
         reading: Reading | None = None,
         rate: SpeechRate | None = None,
-        heard: Callable[[], float] | None = None,
         words_at_end: bool = False,
         patient: bool = False,
     ):
@@ -87,7 +86,6 @@ class SpeechSession:
             reading: of the text that this one continues, as the next sentence of a turn. Only one session at a time may
                 use it. None: a text of its own.
             rate: the voice's, to tell words and their times; None: no words are told.
-            heard: seconds of this audio that its listener has got, if they are not all that was made.
             words_at_end: tell all words once everything was made.
             patient: wait for a slot, however long it takes. Only for text that is whole.
         """
@@ -101,8 +99,6 @@ class SpeechSession:
             silence = reading.silence if reading and request.normalizes else request.silence()
             self._words = WordTimes(rate, request.speed, silence)
         self._words_at_end = words_at_end
-        self._made_s = 0.0
-        self._heard = heard
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[Chunk | _Sign] = asyncio.Queue()
         self._runs_out = 0.0  # when the listener has heard all that was made, in the loop's time
@@ -336,15 +332,18 @@ class SpeechSession:
                 elif item is _Sign.WORD_ENDS:
                     if self._words:
                         self._words.flush()
-                elif held := await self._end_of_part():
-                    async for sound in self._sounds(held.samples, held.sample_rate):
-                        yield sound
+                else:
+                    if held := await self._end_of_part():
+                        async for sound in self._sounds(held.samples, held.sample_rate):
+                            yield sound
+                    if self._words and self.audio is None:
+                        self._words.end_part()
                 if not self._words_at_end and (due := self._due()):
                     yield Words(due)
             if self._refused:
                 raise self._refused
         except NoWordsError:
-            if self._words and (words := self._words.finish(0.0)):
+            if self._words and (words := self._words.finish()):
                 yield Words(words)
             raise
         finally:  # an error holds this frame, which holds the session
@@ -356,7 +355,7 @@ class SpeechSession:
         seed, most = self._request.seed, self._most_attempts
         yield Ended(audio.finish_reason, audio.duration_s, audio.compute_s, seed, most, cut, audio)
         if self._words and audio.finish_reason not in CUT:  # all words were spoken
-            if words := self._words.finish(self._heard_s()):
+            if words := self._words.finish():
                 yield Words(words)
 
     async def _sounds(self, samples: np.ndarray, sample_rate: int) -> AsyncIterator[Sound]:
@@ -366,14 +365,12 @@ class SpeechSession:
             if start:
                 await asyncio.sleep(0)  # who takes them may never wait
             block = samples[start : start + size]
-            self._made_s += len(block) / sample_rate
+            if self._words:
+                self._words.hear(block, sample_rate)
             yield Sound(block)
 
-    def _heard_s(self) -> float:
-        return self._heard() if self._heard else self._made_s
-
     def _due(self) -> list[tuple[str, float]]:
-        return self._words.due(self._heard_s()) if self._words else []
+        return self._words.due() if self._words else []
 
     def end_word(self) -> list[tuple[str, float]]:
         """The text so far ends with a whole word. The words that are due by now."""

@@ -1,13 +1,21 @@
 """WordTimes: estimates when each word of an utterance begins, because the model does not tell.
 
-Words are spread over the audio by their length, at the rate at which this voice has spoken so far. Once all audio is
-there, the words that are left are spread over the rest of it. A word is given out once the audio in which it begins has
-been made, never before.
+Words are spread by their length over the sound in which something is spoken, at the pace of this voice. Silence is no
+such sound. A pause ends a word, most likely one at a punctuation mark near the place where the pace lets expect it. The
+next word begins behind the pause, and what lies before it tells the pace anew. So the pace is learned while the
+utterance is spoken, and an error lasts no longer than a phrase.
+
+A word is given out once the sound in which it begins has been made, never before. It waits a little longer, because a
+pause behind it may still correct its time.
 """
 
 import re
+from dataclasses import dataclass
+
+import numpy as np
 
 from qwen_megakernel.engine.runaway import is_syllable
+from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.text.normalize import Silence
 from qwen_megakernel.text.pauses import Pause, PauseStream
 
@@ -15,7 +23,32 @@ _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff66-\uff9f"
 # A word with what clings to it, or one Chinese or Japanese character with its marks.
 _WORD = re.compile(rf"[{_CJK}][^\w\s]*|[^\s{_CJK}]+")
 _UNSPACED = re.compile(rf"[{_CJK}]")
-_PAUSE = {",": 3, ";": 3, ":": 3, ".": 6, "!": 6, "?": 6, "，": 3, "、": 3, "。": 6, "！": 6, "？": 6}
+
+GUESS = 0.06
+"""Seconds for a unit of `weight` of a voice that was never heard."""
+_GUESS_TRUST, _MOST_TRUST = 30.0, 300.0
+"""Units of weight that outweigh a guess, and that an older pace counts at most: 2 and 18 seconds of speech."""
+
+_WINDOW_S = 0.01  # sound is silent or not in windows of this length
+_QUIET = 0.02  # -34 dB: what is so far below the loudest sound is silent too, as with the voice of a noisy recording
+_PAUSE_S = 0.12  # a shorter silence belongs to a word, such as the one before a "t"
+_BLIP_S = 0.05  # a shorter sound between two silences is no word
+_LEAST_WAIT_S, _MOST_WAIT_S = 0.3, 1.0
+"""Seconds of speech that must follow a word's beginning before it is given out: as many as were before it, within these
+bounds. Sound that is made twice as fast as it is heard is then there before the word is heard."""
+
+_NONE, _COMMA, _END = 0, 1, 2  # marks behind a word
+_MARKS = dict.fromkeys(",;:\u2014\u2013\uff0c\u3001\uff1b\uff1a", _COMMA)
+_MARKS |= dict.fromkeys(".!?\u2026\u3002\uff01\uff1f", _END)
+_CLINGING = "\"'\u201d\u2019\u00bb)]*_"  # what may stand behind a mark
+# How unlikely something is, as a negative logarithm: by the mark, that speech pauses there, and that it goes on. The
+# demo voice paused behind all sentences, half of the commas, and 6 % of other words (docs/log.md, 2026-11-26).
+_PAUSES_AT = (2.8, 0.7, 0.0)
+_GOES_ON_AT = (0.06, 0.7, 4.0)
+_SHORT_PAUSE_S, _SHORT_AT_END = 0.2, 3.0  # between its sentences were at least 0.33 s
+_IMPOSSIBLE = 8.0
+_OFF_S, _OFF_SHARE = 0.1, 0.08
+"""Standard deviation of a word's end: seconds, and share of the time since the last pause."""
 
 
 def words_of(text: str) -> list[str]:
@@ -28,28 +61,42 @@ def is_unspaced(text: str) -> bool:
     return bool(_UNSPACED.search(text))
 
 
-class _Unspoken(str):
-    """A word that the normalizer leaves out."""
+def _mark_of(word: str) -> int:
+    return _MARKS.get(word.rstrip(_CLINGING)[-1:], _NONE)
 
 
 def weight(word: str) -> float:
-    """How long a word takes, in Latin letters."""
-    if isinstance(word, _Unspoken):
-        return 0.0
-    spoken = sum(2.5 if is_syllable(c) else 3 if c.isdigit() else 1 for c in word if c.isalnum())
-    return max(1.0, spoken) + 1 + _PAUSE.get(word[-1], 0)  # 1 is for the gap after it
+    """How long a word takes, in Latin letters. Speakers draw it out before a mark."""
+    spoken = sum(3.0 if is_syllable(c) else 4 if c.isdigit() else 1 for c in word if c.isalnum())
+    return max(1.0, spoken) + (3 if _mark_of(word) else 0)
 
 
 class SpeechRate:
-    """Seconds for a unit of `weight`: a guess at first, then what this voice took."""
+    """The pace of a voice: a guess at first, then what it took. Any thread may use it."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.06  # between the demo voice, 0.05, and slow speech, 0.07
-        self._trust = 1.0  # the first utterance replaces the guess
+    def __init__(self, seconds: float = GUESS, trust: float = _GUESS_TRUST):
+        """
+        Args:
+            seconds: of sound, without pauses, for a unit of `weight`, at speed 1.0.
+            trust: units of weight that count as much as this value.
+        """
+        self.seconds = seconds
+        self._trust = trust
 
     def learn(self, weight: float, seconds: float) -> None:
-        self.seconds += self._trust * (seconds / weight - self.seconds)
-        self._trust = 0.5
+        """So many units took so many seconds. What was learned long before counts less and less. No voice is three
+        times as fast or as slow as another: such seconds belong to other words."""
+        if not weight * self.seconds / 3 < seconds < weight * self.seconds * 3:
+            return
+        self._trust = min(self._trust, _MOST_TRUST) + weight
+        self.seconds += (seconds - weight * self.seconds) / self._trust
+
+
+@dataclass
+class _Word:
+    text: str
+    weight: float
+    behind: int  # the mark of the word before it
 
 
 class WordTimes:
@@ -58,8 +105,8 @@ class WordTimes:
     def __init__(self, rate: SpeechRate, speed: float = 1.0, silence: Silence | None = None):
         """
         Args:
-            rate: the voice's at speed 1.0.
-            speed: how many times as fast the audio is.
+            rate: the voice's. It learns while the utterance is spoken.
+            speed: how many times as fast the sound is.
             silence: of the text, if it is normalized: words that are left out take no time.
         """
         self._rate = rate
@@ -68,20 +115,33 @@ class WordTimes:
         self._open = ""  # text after the last whole word
         self._unspoken: list[bool] = []  # for each character of it
         self._pauses = PauseStream(refuse_other_tags=False, lenient=True)
-        self._words: list[str | Pause] = []  # not given out
-        self._at = 0.0  # where the next of them begins, in seconds
-        self._given = 0.0  # weight of those given out
-        self._paused = 0.0  # seconds of the pauses that were passed
+        self._mark = _END  # behind the last whole word
+        self._waits = True  # the writer keeps up
+        # Seconds are the model's: at speed 2 they pass twice as fast. "Speech" is the sound without its pauses.
+        self._words: list[_Word] = []  # behind the last pause that was recognised
+        self._from = 0.0  # where the first of them begins, in seconds of speech
+        self._given = 0  # how many of them were given out
+        self._last = 0.0  # where the last of these begins, in seconds of speech
+        self._told = 0.0  # and when, in seconds of the sound as it is heard
+        self._due: list[tuple[str, float]] = []  # given out, not yet told
+        self._speech = 0.0  # seconds so far; also those of a silence that is too short for a pause
+        self._paused: list[tuple[float, float]] = [(0.0, 0.0)]  # where a pause is in the speech; pauses up to its end
+        self._quiet = 0.0  # seconds of silence at the end of the sound
+        self._loudest = 0.0
+        self._rest = np.zeros(0, np.float32)  # sound that does not fill a window
+
+    # ------------------------------------------------------------ text
 
     def add(self, text: str) -> None:
         """A piece of the text as it was written."""
+        self._waits = True
         self._take(self._pauses.push(text))
 
     def _take(self, parts: list[str | Pause]) -> None:
         for part in parts:
             if isinstance(part, Pause):
                 self._end_words()
-                self._words.append(part)
+                self._mark = _END
             else:
                 self._add(part)
 
@@ -100,41 +160,140 @@ class WordTimes:
     def _end_words(self, until: int | None = None) -> None:
         """The words of the open text are whole, up to this place or to its end."""
         until = len(self._open) if until is None else until
-        for word in _WORD.finditer(self._open, 0, until):
-            left_out = self._silence and all(self._unspoken[word.start() : word.end()])
-            self._words.append(_Unspoken(word[0]) if left_out else word[0])
+        words, self._mark = self._words_up_to(until)
+        self._words += words
         self._open, self._unspoken = self._open[until:], self._unspoken[until:]
 
+    def _words_up_to(self, until: int) -> tuple[list[_Word], int]:
+        """The words of the open text up to a place, and the mark behind them."""
+        words, mark = [], self._mark
+        for found in _WORD.finditer(self._open, 0, until):
+            left_out = bool(self._silence) and all(self._unspoken[found.start() : found.end()])
+            words.append(_Word(found[0], 0.0 if left_out else weight(found[0]), mark))
+            mark = max(mark, _mark_of(found[0])) if left_out else _mark_of(found[0])
+        return words, mark
+
     def flush(self) -> None:
-        """The last word so far is whole."""
+        """The last word so far is whole, and no word waits for more sound: the writer is slow."""
         self._take(self._pauses.settle())
         self._end_words()
+        self._waits = False
 
-    def due(self, made: float) -> list[tuple[str, float]]:
-        """Words that begin within the first `made` seconds of audio, and when."""
-        due = []
-        while self._words and self._at < made:
-            due += self._give(self._rate.seconds / self._speed)
+    # ------------------------------------------------------------ sound
+
+    def hear(self, samples: np.ndarray, sample_rate: int) -> None:
+        """The next of the sound: fp32 [n], always at the same `sample_rate` in Hz."""
+        size = round(_WINDOW_S * sample_rate)
+        samples = np.concatenate([self._rest, samples])
+        whole = len(samples) // size * size
+        self._rest = samples[whole:]
+        for peak in np.abs(samples[:whole].reshape(-1, size)).max(1, initial=0.0).tolist():
+            self._loudest = max(self._loudest, peak)
+            self._hear(peak <= max(SILENCE, _QUIET * self._loudest), _WINDOW_S * self._speed)
+
+    def _hear(self, silent: bool, seconds: float) -> None:
+        """The next window."""
+        pauses = self._pausing
+        if not silent:
+            if pauses and self._quiet < _SHORT_PAUSE_S:
+                self._recognise()
+            self._speech += seconds
+            self._quiet = 0.0
+            return
+        self._quiet += seconds
+        if pauses:
+            place, paused = self._paused[-1]
+            self._paused[-1] = place, paused + seconds
+            if self._quiet - seconds < _SHORT_PAUSE_S <= self._quiet:
+                self._recognise()
+        elif self._pausing:  # it has become long enough
+            self._speech -= self._quiet - seconds
+            self._paused.append((self._speech, self._paused[-1][1] + self._quiet))
+        else:
+            self._speech += seconds
+
+    @property
+    def _pausing(self) -> bool:
+        return self._quiet >= _PAUSE_S or not self._speech  # before the first sound any silence is a pause
+
+    @property
+    def spoken_s(self) -> float:
+        """Seconds of speech so far, without what may become a pause."""
+        return self._speech if self._pausing else self._speech - self._quiet
+
+    def end_part(self) -> None:
+        """The sound so far ends with a word, because a part of the text is whole."""
+        self._recognise(sure=True)
+
+    def _recognise(self, sure: bool = False) -> None:
+        """The speech has come to a pause, so a word has ended. Unless that is impossible, give out all up to the
+        likeliest one, and begin anew behind it. `sure`: the words up to one of them were spoken."""
+        now, at, passed, behind = self.spoken_s, self._from, 0.0, None
+        most = float("inf") if sure else _IMPOSSIBLE
+        if now - at < _BLIP_S:
+            return
+        open_words, last_mark = self._words_up_to(len(self._open))  # a pause would not come within the last one
+        words = self._words + open_words
+        for count in range(len(words) + 1):
+            mark = (words[count].behind if count < len(words) else last_mark) if count else _NONE
+            off = (at - now) / (_OFF_S + _OFF_SHARE * (at - self._from))
+            if off > 0 and off * off / 2 + passed > most:
+                break
+            unlikely = off * off / 2 + passed + _PAUSES_AT[mark]
+            if mark == _END and self._quiet < _SHORT_PAUSE_S and not sure:
+                unlikely += _SHORT_AT_END
+            if unlikely < most:
+                most, behind = unlikely, count
+            passed += _GOES_ON_AT[mark] if count else 0.0
+            at += words[count].weight * self._rate.seconds if count < len(words) else 0.0
+        if behind is not None:
+            if behind > len(self._words):
+                self._end_words()
+            self._begin_anew(behind, now)
+
+    def _begin_anew(self, behind: int, now: float) -> None:
+        """So many words have ended now, at a pause."""
+        self._spread(behind, now)
+        said, self._words = self._words[:behind], self._words[behind:]
+        self._rate.learn(sum(word.weight for word in said), now - self._from)
+        self._from, self._given = now, max(0, self._given - behind)
+        self._last = now + sum(word.weight for word in self._words[: self._given - 1]) * self._rate.seconds
+
+    # ------------------------------------------------------------ words and times
+
+    def due(self) -> list[tuple[str, float]]:
+        """Words that begin within the sound so far, each with the time: in seconds from the first sample."""
+        while self._given < len(self._words):
+            at, wait = self._from, _BLIP_S
+            if self._given:
+                at = self._last + self._words[self._given - 1].weight * self._rate.seconds
+                wait = min(max(_LEAST_WAIT_S, at), _MOST_WAIT_S) if self._waits else 0.0
+            if at + wait >= self.spoken_s:
+                break
+            self._give(self._words[self._given], at)
+        due, self._due = self._due, []
         return due
 
-    def finish(self, made: float) -> list[tuple[str, float]]:
-        """The text and its `made` seconds of audio are complete: the words that are left, and when they begin."""
+    def finish(self) -> list[tuple[str, float]]:
+        """Text and sound are complete: the words that are left, each with its time."""
         self._take(self._pauses.finish())
         self._end_words()
-        left = sum(weight(word) for word in self._words if isinstance(word, str))
-        paused = sum(part.seconds for part in self._words if isinstance(part, Pause))
-        if made > 0 and self._given + left > 0:
-            self._rate.learn(self._given + left, max(0.0, made - self._paused - paused) * self._speed)
-        self._at = min(self._at, made)
-        pace = max(0.0, made - self._at - paused) / left if left else 0.0
-        return [given for _ in range(len(self._words)) for given in self._give(pace)]
+        self._begin_anew(len(self._words), self.spoken_s)
+        due, self._due = self._due, []
+        return due
 
-    def _give(self, pace: float) -> list[tuple[str, float]]:
-        """The next word and when it begins; nothing for a pause."""
-        word, at = self._words.pop(0), self._at
-        if isinstance(word, Pause):
-            self._at, self._paused = at + word.seconds, self._paused + word.seconds
-            return []
-        self._at += weight(word) * pace
-        self._given += weight(word)
-        return [(word, at)]
+    def _spread(self, until: int, end: float) -> None:
+        """Give out the words before this one: they take the time from the last one that was given out to `end`."""
+        first, at = max(0, self._given - 1), self._last if self._given else self._from
+        pace = max(0.0, end - at) / (sum(word.weight for word in self._words[first:until]) or 1.0)
+        for index in range(first, until):
+            if index >= self._given:
+                self._give(self._words[index], at)
+            at += self._words[index].weight * pace
+
+    def _give(self, word: _Word, at: float) -> None:
+        """Give out the next word. It begins after so many seconds of speech."""
+        self._last, self._given = at, self._given + 1
+        paused = next(seconds for place, seconds in reversed(self._paused) if place <= at + _WINDOW_S / 2)
+        self._told = max(self._told, (at + paused) / self._speed)
+        self._due.append((word.text, self._told))

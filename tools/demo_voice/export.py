@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """export.py TTS.pt CODEC.pt TOKENIZER_DIR OUT_DIR [temperature top_k sub_temperature sub_top_k]:
-write the checkpoint folder."""
+write the checkpoint folder, with the pace of its speakers."""
 
 import json
 import shutil
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import make_tokenizer
 import torch
+import word_pace
 from codec import CFG
 from safetensors.torch import save_file
 from teacher import SPEAKERS
@@ -274,6 +275,7 @@ save_file(
     str(out / "speech_tokenizer/model.safetensors"),
     metadata={"format": "pt"},
 )
+word_pace.write(out)
 tot = 0
 for p in sorted(out.rglob("*")):
     if p.is_file():

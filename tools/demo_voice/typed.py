@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """typed.py CHECKPOINT [--every N] [--threads N]: does the voice read texts as people type them (as_typed.txt)?
 
-Both speakers say every sentence as it is typed and in plain ASCII, and whisper base listens. The gate: as many words are
-heard within 2 %, and no sentence takes more than 1.3 times as long.
+Both speakers say every sentence as it is typed and in plain ASCII, and whisper base listens. The gate: as many words
+are heard within 2 %, and no sentence takes more than 1.3 times as long.
 """
 
 import argparse
@@ -45,8 +45,8 @@ def plain(text):
 
 
 def compare(say, hear, texts):
-    """Shares of the words that are heard in the texts as typed and in plain ASCII, and how many times as long each typed
-    one takes. `say`: text -> fp32 samples; `hear`: a list of them -> a list of lists of words."""
+    """Shares of the words that are heard in the texts as typed and in plain ASCII, and how many times as long each
+    typed one takes. `say`: text -> fp32 samples; `hear`: a list of them -> a list of lists of words."""
     import asr
 
     asked = [plain(t) for t in texts]
