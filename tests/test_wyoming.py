@@ -659,10 +659,8 @@ def test_an_engine_that_cannot_be_loaded_ends_the_process(monkeypatch, caplog):
     def load() -> TTSEngine:
         raise BackendError("no memory")
 
-    assert (
-        wyoming_api.serve(EngineService(load, model="demo", limits=Limits()), bind("127.0.0.1", 0)) == ENGINE_GONE
-        and ends
-    )
+    service = EngineService(load, model="demo", limits=Limits())
+    assert wyoming_api.serve(service, bind("127.0.0.1", 0)) == ENGINE_GONE and ends
     assert "no memory" in caplog.text
     caplog.clear()
 
@@ -674,7 +672,7 @@ def test_an_engine_that_cannot_be_loaded_ends_the_process(monkeypatch, caplog):
         (["--port", "99999"], "cannot listen on 127.0.0.1:99999"),
         (["--host", "no.such.host.invalid", "--allow-network"], "cannot listen on no.such.host.invalid:10200"),
         (["--voices", "nowhere"], "no folder 'nowhere'"),
-        (["--max-streams", "0"], "max_streams"),
+        (["--max-streams", "0"], "--max-streams must be"),
         (["--model", "./nowhere"], "no folder"),
     ],
     ids=str,
@@ -713,4 +711,4 @@ def test_the_compose_file_says_what_the_command_line_takes():
     service = yaml.safe_load((ROOT / "examples" / "home_assistant.yaml").read_text(encoding="utf-8"))["services"]["tts"]
     assert service["entrypoint"][0] == "qwen-megakernel"
     args = cli._parser().parse_args([*service["entrypoint"][1:], *service["command"]])
-    assert args.run is cli._wyoming and args.allow_network and f":{args.port}" in service["ports"][0]
+    assert args.run == "serve:wyoming" and args.allow_network and f":{args.port}" in service["ports"][0]

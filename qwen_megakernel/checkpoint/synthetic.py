@@ -61,11 +61,11 @@ def write_checkpoint(
     shards: int = 1,
 ) -> Path:
     """Write a whole checkpoint folder and return it. `size`: one of `SYNTHETIC_SIZES`. "tiny-adapter" has 1.7B's
-    topology, with an adapter before the code predictor. "demo" has the demo voice's dims, for which the kernel is compiled too.
-    `variant`: "base", "custom_voice" or "voice_design". `seed`: of every tensor. `codec`: "tiny" or "real" speech
-    tokenizer; None follows the size. `eos_gain`: scales end of speech's row in the codec head. The larger it is, the
-    earlier speech ends by chance; `NO_EOS` suppresses it. `shards`: split the main file into that many files with an
-    index."""
+    topology, with an adapter before the code predictor. "demo" has the demo voice's dims, for which the kernel is
+    compiled too. `variant`: "base", "custom_voice" or "voice_design". `seed`: of every tensor. `codec`: "tiny" or
+    "real" speech tokenizer; None follows the size. `eos_gain`: scales end of speech's row in the codec head. The larger
+    it is, the earlier speech ends by chance; `NO_EOS` suppresses it. `shards`: split the main file into that many files
+    with an index."""
     if size not in SYNTHETIC_SIZES or variant not in VARIANTS or codec not in (None, "tiny", "real"):
         raise ValueError(f"unknown size, variant or codec: {size!r}, {variant!r}, {codec!r}")
     folder = Path(folder)
