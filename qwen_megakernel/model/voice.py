@@ -221,9 +221,9 @@ class VoiceEncoder:
         config = self._checkpoint.config
         if config.speaker_encoder is None:
             raise VoiceError(
-                f"a voice is made from audio by a Base checkpoint, such as {PUBLISHED[0]}; "
-                f"this one is {config.variant} (speakers: "
-                f"{', '.join(config.talker.speakers) or 'none, describe the voice with instruct'})"
+                f"a voice is made from audio by a Base checkpoint; this one is {config.variant} (speakers: "
+                f"{', '.join(config.talker.speakers) or 'none, describe the voice with instruct'}); take one such as "
+                f"{PUBLISHED[0]}"
             )
         if not isinstance(trim, bool):
             raise RequestError(f"trim must be True or False, got {trim!r}")
