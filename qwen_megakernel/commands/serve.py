@@ -89,7 +89,7 @@ def wyoming(args: argparse.Namespace) -> int:
         load,
         limits=Limits(),
         model=name,
-        variant=config and config.variant,
+        variant=config.variant if config else None,
         defaults=speech_options(args, "wyoming"),
         voices=args.voices,
         allow_foreign_voice=args.allow_foreign_voice,
