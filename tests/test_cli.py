@@ -494,7 +494,7 @@ def test_help_speaks_of_values_that_an_option_has_there():
     for words, parser in parsers(cli._parser()):
         for action in parser._actions:
             about = action.help or ""
-            foreign = re.search(r"\b([Tt]rue|[Ff]alse|None|null)\b|\d, \d", about)
+            foreign = re.search(r"\b(true|True|false|False|None|null)\b|\d, \d", about)
             assert not foreign, (words, action.option_strings, about)
             if action.choices and "default: " in about and not isinstance(action, argparse._SubParsersAction):
                 default = about.split("default: ")[1] % {"default": action.default}

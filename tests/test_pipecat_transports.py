@@ -414,7 +414,9 @@ class Loudspeaker:
 
 async def typed_chat(demo, line: str, *options: str) -> np.ndarray:
     """What the demo's bot says: a greeting, which the line interrupts, and the answer to its end."""
-    arguments = demo.make_parser(None).parse_args(["--bot", "--device", "cpu", "--speaker", "ada", "--seed", "3", *options])
+    arguments = demo.make_parser(None).parse_args(
+        ["--bot", "--device", "cpu", "--speaker", "ada", "--seed", "3", *options]
+    )
     transport, lines = Loudspeaker(), asyncio.Queue()
     bot = asyncio.create_task(demo.run_bot(transport, arguments, rate=24000, here=True, lines=lines))
     spoke = asyncio.create_task(transport.sound.first.wait())
