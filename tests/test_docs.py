@@ -27,9 +27,10 @@ from serving import running
 from waiting import until
 
 from qwen_megakernel import TTSEngine, cli
-from qwen_megakernel.checkpoint.load import PUBLISHED, Checkpoint, find_cached
+from qwen_megakernel.checkpoint.load import Checkpoint, find_cached
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
-from qwen_megakernel.commands import options
+from qwen_megakernel.choices import PUBLISHED
+from qwen_megakernel.commands import demo, options
 from qwen_megakernel.model.voice import Voice
 
 ROOT = Path(__file__).parents[1]
@@ -261,7 +262,7 @@ def check(command: list[str]) -> None:
         cli._parser().parse_args(rest)
     elif first == "python":
         given = {word for word in rest if word.startswith("--")}
-        known = options_of(ROOT / rest[0]) | options_of(Path(options.__file__))
+        known = options_of(ROOT / rest[0]).union(*(options_of(Path(module.__file__)) for module in (demo, options)))
         assert given <= known, command
     elif first == "make":
         assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M), command
@@ -313,9 +314,7 @@ def test_what_is_not_run_is_there():
 def test_commands_and_options_within_sentences_exist():
     by_command = options_of_commands()
     known = set().union(*by_command.values(), FOREIGN_OPTIONS)
-    known |= options_of(PIPECAT_RUNNER).union(
-        *map(options_of, [ROOT / "demo_pipeline.py", *ROOT.glob("benchmarks/*.py")])
-    )
+    known |= options_of(PIPECAT_RUNNER).union(*map(options_of, [Path(demo.__file__), *ROOT.glob("benchmarks/*.py")]))
     for name in GUIDES:
         for span in SPAN.findall(FENCE.sub("", TEXTS[name])):
             first, *rest = span.split() or [""]

@@ -228,7 +228,7 @@ WRONG_CHUNKS = (0, (1, 10**400), [1] * 1001, (), 2.5, "12")
         (TEXT, {"sampling": 3}, RequestError, "sampling must be a SamplingParams"),
         (None, {"speaker": "bob"}, SpeakerError, "unknown speaker 'bob'"),
         (None, {"language": "klingon"}, LanguageError, "unknown language 'klingon'"),
-        (TEXT, {"voice": "serena.wav"}, VoiceError, "voice= needs a Base checkpoint"),
+        (TEXT, {"voice": "serena.wav"}, VoiceError, "a saved voice needs a Base checkpoint"),
         (None, {"non_streaming_mode": True}, RequestError, "needs the streaming layout"),
     ],
 )

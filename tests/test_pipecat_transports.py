@@ -381,7 +381,7 @@ def likeness(heard: np.ndarray, piece: np.ndarray) -> float:
 def test_the_demos_bot_over_webrtc(on_cpu):
     """The greeting's sound is the engine's (Opus in between), typed words interrupt it, hanging up ends the bot."""
     demo = load_script("demo_pipeline.py")
-    arguments = demo.make_parser().parse_args(["--bot", "--device", "cpu", "--speaker", "ada", "--seed", "3"])
+    arguments = demo.make_parser(None).parse_args(["--bot", "--device", "cpu", "--speaker", "ada", "--seed", "3"])
 
     count = ("Count to three.", "One, two, three.")
     turns: list[str] = []
@@ -414,7 +414,9 @@ class Loudspeaker:
 
 async def typed_chat(demo, line: str, *options: str) -> np.ndarray:
     """What the demo's bot says: a greeting, which the line interrupts, and the answer to its end."""
-    arguments = demo.make_parser().parse_args(["--bot", "--device", "cpu", "--speaker", "ada", "--seed", "3", *options])
+    arguments = demo.make_parser(None).parse_args(
+        ["--bot", "--device", "cpu", "--speaker", "ada", "--seed", "3", *options]
+    )
     transport, lines = Loudspeaker(), asyncio.Queue()
     bot = asyncio.create_task(demo.run_bot(transport, arguments, rate=24000, here=True, lines=lines))
     spoke = asyncio.create_task(transport.sound.first.wait())

@@ -32,12 +32,12 @@ from wyoming.info import Describe, Info  # noqa: E402
 from wyoming.ping import Ping  # noqa: E402
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped, SynthesizeVoice  # noqa: E402
 
-from qwen_megakernel import TTSEngine, __version__, cli  # noqa: E402
+from qwen_megakernel import BackendError, TTSEngine, __version__, cli  # noqa: E402
 from qwen_megakernel.checkpoint.synthetic import NO_EOS  # noqa: E402
 from qwen_megakernel.server.limits import Limits  # noqa: E402
-from qwen_megakernel.server.process import ENGINE_GONE  # noqa: E402
+from qwen_megakernel.server.process import ENGINE_GONE, bind  # noqa: E402
 from qwen_megakernel.server.service import EngineService  # noqa: E402
-from qwen_megakernel.server.wyoming_api import WyomingServer, bind  # noqa: E402
+from qwen_megakernel.server.wyoming_api import WyomingServer  # noqa: E402
 from qwen_megakernel.speech.session import SpeechSession  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
@@ -657,9 +657,10 @@ def test_an_engine_that_cannot_be_loaded_ends_the_process(monkeypatch, caplog):
     monkeypatch.setattr(wyoming_api, "exit_within", ends.append)
 
     def load() -> TTSEngine:
-        raise cli.BackendError("no memory")
+        raise BackendError("no memory")
 
-    assert wyoming_api.serve(load, "127.0.0.1", 0, model="demo") == ENGINE_GONE and ends
+    service = EngineService(load, model="demo", limits=Limits())
+    assert wyoming_api.serve(service, bind("127.0.0.1", 0)) == ENGINE_GONE and ends
     assert "no memory" in caplog.text
     caplog.clear()
 
@@ -671,7 +672,7 @@ def test_an_engine_that_cannot_be_loaded_ends_the_process(monkeypatch, caplog):
         (["--port", "99999"], "cannot listen on 127.0.0.1:99999"),
         (["--host", "no.such.host.invalid", "--allow-network"], "cannot listen on no.such.host.invalid:10200"),
         (["--voices", "nowhere"], "no folder 'nowhere'"),
-        (["--max-streams", "0"], "max_streams"),
+        (["--max-streams", "0"], "--max-streams must be"),
         (["--model", "./nowhere"], "no folder"),
     ],
     ids=str,
@@ -688,9 +689,10 @@ def test_what_can_never_work_ends_it_before_it_loads(args, message, monkeypatch,
 def test_off_loopback_it_warns(monkeypatch, capsys):
     from qwen_megakernel.server import wyoming_api
 
-    monkeypatch.setattr(wyoming_api, "serve", lambda *args, **options: 0)
-    assert cli.main(["wyoming", "--device", "cpu", "--host", "0.0.0.0", "--allow-network"]) == 0
-    assert "warning: everybody who reaches 0.0.0.0:10200" in capsys.readouterr().err
+    monkeypatch.setattr(wyoming_api, "serve", lambda _service, listener: listener.close() or 0)
+    assert cli.main(["wyoming", "--device", "cpu", "--host", "0.0.0.0", "--allow-network", "--port", "0"]) == 0
+    told = capsys.readouterr().err
+    assert "warning: everybody who reaches 0.0.0.0:" in told and ":0 " not in told, "the port that it got"
 
 
 def test_without_the_package_it_names_the_extra(monkeypatch, capsys):
@@ -709,4 +711,4 @@ def test_the_compose_file_says_what_the_command_line_takes():
     service = yaml.safe_load((ROOT / "examples" / "home_assistant.yaml").read_text(encoding="utf-8"))["services"]["tts"]
     assert service["entrypoint"][0] == "qwen-megakernel"
     args = cli._parser().parse_args([*service["entrypoint"][1:], *service["command"]])
-    assert args.run is cli._wyoming and args.allow_network and f":{args.port}" in service["ports"][0]
+    assert args.run == "serve:wyoming" and args.allow_network and f":{args.port}" in service["ports"][0]

@@ -27,16 +27,13 @@ from qwen_megakernel.checkpoint.fingerprint import fingerprints_of, origin
 from qwen_megakernel.checkpoint.fp8 import SCALE, dequantize, flaw, part_of, parts_in, quantize_parts
 from qwen_megakernel.checkpoint.stored import INDEX, Headers, Where, read_tensors
 from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, expected_tensors, talker_tensors
+from qwen_megakernel.choices import DEMO, PUBLISHED
 from qwen_megakernel.errors import CheckpointError, CheckpointNotFoundError
 from qwen_megakernel.files import read_file
 
 log = logging.getLogger(__name__)
 
-DEMO = "demo"
 DEMO_FOLDER = Path(__file__).parents[1] / "demo_voice"
-DEMO_NOTICE = "a tiny English voice for trying things out; use --model for a full-size one"
-
-PUBLISHED = tuple(foreign.PUBLISHED.values())
 CODEC_FOLDER = "speech_tokenizer"
 HUB_FILES = (
     *("config.json", "generation_config.json", "vocab.json", "merges.txt", "tokenizer.json"),
@@ -268,10 +265,10 @@ def _download(repo_id: str) -> Path:
         raise CheckpointNotFoundError(f"{repo_id!r} is neither a folder nor a valid hub id: {error}") from None
     except LocalEntryNotFoundError as error:
         offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
         raise CheckpointNotFoundError(
             f"{repo_id!r} is not a folder here, and not in the hub cache {constants.HF_HUB_CACHE}, and could not be "
-            f"downloaded{offline}: {reason}. On a machine with a network, run: hf download {repo_id}"
+            f"downloaded{offline}: {reason}. Check the name. On a machine with a network, run: hf download {repo_id}"
         ) from error
     except (HfHubHTTPError, OSError) as error:  # no such repository, no access, no space
         raise CheckpointNotFoundError(

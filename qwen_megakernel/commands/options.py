@@ -1,29 +1,59 @@
-"""Command line options that several commands share: the engine's, those of speech, and where speech goes."""
+"""Command line options that several commands share: the engine's, those of speech, and where speech goes.
+
+Help shows them, so what takes long to import is imported by the functions that need it.
+"""
 
 import argparse
+import math
 import types
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from qwen_megakernel.backend.select import BACKENDS, select_device
-from qwen_megakernel.checkpoint.fp8 import WEIGHTS, parts_of
-from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED
-from qwen_megakernel.commands.output import OUT, PLAYERS
+from qwen_megakernel.choices import (
+    BACKENDS,
+    DEMO,
+    DEMO_NOTICE,
+    ENDINGS,
+    OUT,
+    PARTS,
+    PLAYERS,
+    PUBLISHED,
+    WEIGHTS,
+    parts_of,
+)
 from qwen_megakernel.engine.options import EngineOptions
-from qwen_megakernel.errors import BackendError, RequestError
-from qwen_megakernel.model.voice import Voice, check_ref_options
-from qwen_megakernel.speech.encoders import ENDINGS
+from qwen_megakernel.errors import BackendError, RequestError, VoiceError
 from qwen_megakernel.speech.options import COMMANDS, SERVERS, RequestOptions, options_of, read_options, table
-from qwen_megakernel.speech.saved_voices import SavedVoices
+
+if TYPE_CHECKING:
+    from qwen_megakernel.model.voice import Voice
 
 WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads"
 WEIGHTS_HELP = f"{WEIGHTS_CHOICES} (docs/fp8.md); default: as the checkpoint has them"
 
+SENTENCE_S = 0.45  # about the model's own pause between sentences
+_LONGEST_PAUSE_S = 10.0
+_QUIETEST, _LOUDEST = -40.0, -5.0  # LUFS
+
 OPENAI_NAMES = "openai"
 """As --voice-alias: OpenAI's names of voices."""
+
+
+def shown(text: str, keep: str = "") -> str:
+    """Make a text safe to print. What comes from a file may hold characters that a terminal takes for commands. `keep`:
+    such characters that stay, as line breaks."""
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def told(error: Exception, args: argparse.Namespace) -> str:
+    """An error as a line for standard error. Where it begins with the name of an argument in Python, which is an option
+    here, it names the option."""
+    name, must, rest = str(error).partition(" must ")
+    words = f"{_flag(name)}{must}{rest}" if must and name in vars(args) else str(error)
+    return shown(f"error: {words}", keep="\n\t")
 
 
 def refuse_unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -59,10 +89,9 @@ class CommandParser(argparse.ArgumentParser):
         return namespace, unknown
 
 
-def add_command(
-    commands: argparse._SubParsersAction, name: str, run: Callable[..., int], about: str, more: str = ""
-) -> CommandParser:
-    """Add a command that `run` runs. Its description is `about` and `more`."""
+def add_command(commands: argparse._SubParsersAction, name: str, run: str, about: str, more: str = "") -> CommandParser:
+    """Add a command. `run`: the function that runs it, as "module of commands/:name"; it is imported only then. The
+    description is `about` and `more`."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}.")
     parser.set_defaults(run=run)
     return parser
@@ -73,14 +102,69 @@ def weights_of(text: str) -> str | list[str]:
     weights = text if text in WEIGHTS else text.split(",")
     try:
         parts_of(weights)
-    except BackendError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    except BackendError:
+        words = f"expected {', '.join(WEIGHTS)}, or some of {','.join(PARTS)}, got {text!r}"
+        raise argparse.ArgumentTypeError(words) from None
     return weights
 
 
+class Pauses(NamedTuple):
+    """Seconds of silence before a piece, one value for each `Break` between it and the piece before."""
+
+    clause: float
+    sentence: float
+    paragraph: float
+    chapter: float
+
+
+def pauses_of(text: str) -> Pauses:
+    """Read pauses. A missing pause is twice the one before. A clause's pause is a third of a sentence's."""
+    try:
+        seconds = [float(part) for part in text.split(",")]
+    except ValueError:
+        seconds = []
+    if not 1 <= len(seconds) <= 3 or not all(0 <= s <= _LONGEST_PAUSE_S for s in seconds):
+        raise argparse.ArgumentTypeError(
+            f"expected one to three seconds from 0 to {_LONGEST_PAUSE_S:g}, such as 0.45,0.9,1.8, got {text!r}"
+        )
+    while len(seconds) < 3:
+        seconds.append(min(_LONGEST_PAUSE_S, 2 * seconds[-1]))
+    return Pauses(seconds[0] / 3, *seconds)
+
+
+def loudness_of(text: str) -> float:
+    try:
+        loudness = float(text)
+    except ValueError:
+        loudness = math.nan
+    if not _QUIETEST <= loudness <= _LOUDEST:
+        raise argparse.ArgumentTypeError(
+            f"expected a number of LUFS from {_QUIETEST:g} to {_LOUDEST:g}, such as -19, got {text!r}"
+        )
+    return loudness
+
+
+def _reader_of(kind: type) -> Callable[[str], Any]:
+    """Reads a number for argparse, whose own words for a wrong one do not say what was expected."""
+
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            wanted = "an integer" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}") from None
+
+    return read
+
+
+an_integer, a_number = _reader_of(int), _reader_of(float)
+
 _ENGINE: dict[str, dict[str, Any]] = {
     "backend": {"choices": BACKENDS},
+    "dtype": {"choices": ("float32", "bfloat16"), "help": "default: bfloat16 on a GPU, float32 on a CPU"},
     "weights": {"type": weights_of, "help": WEIGHTS_HELP},
+    "vocoder_dtype": {"choices": ("float32", "tf32", "bfloat16"), "help": "tf32: on a GPU; default: float32"},
+    "fallback": {"choices": ("torch",)},
     "allow_foreign_voice": {"action": "store_true"},
 }
 _DEFAULTS = {"max_streams": "32 on a GPU, 2 on a CPU", "max_queue": "as --max-streams"}  # where a command has its own
@@ -104,7 +188,7 @@ def add_engine_options(
             about += "; may be given several times"
             how |= {"action": "append", "default": [], "metavar": "PATH", "help": about}
         elif plain in (int, float):
-            how |= {"type": plain}
+            how |= {"type": an_integer if plain is int else a_number}
             if how["default"] is not None:
                 how["help"] += "; default: %(default)s"
             elif field.name in _DEFAULTS:
@@ -130,6 +214,8 @@ _SLOTS = {"cuda": 32, "cpu": 2}
 def slots_of(args: argparse.Namespace) -> int:
     """How many utterances to speak at once: --max-streams, or what suits the device. Raises RequestError: --max-streams
     is below one. Raises BackendError: there is no such device."""
+    from qwen_megakernel.backend.select import select_device
+
     slots = args.max_streams if args.max_streams is not None else _SLOTS[select_device(args.device).type]
     if slots < 1:
         raise RequestError(f"--max-streams must be at least 1, got {slots}")
@@ -139,9 +225,11 @@ def slots_of(args: argparse.Namespace) -> int:
 def add_speech_options(parser: argparse._ActionsContainer, entrance: str) -> None:
     """Add the options of speech that this entrance takes."""
     for name, row in options_of(entrance).items():
-        shown = row.about if row.default is None or "default:" in row.about else f"{row.about}; default: {row.default}"
-        kind = None if row.load or row.words or row.check and row.kinds[0] not in (int, float) else row.kinds[0]
-        how: dict[str, Any] = {"help": shown, "type": kind}
+        about = (row.file if entrance in COMMANDS else "") or row.typed or row.about
+        default = "" if row.default is None or "default:" in about else f"; default: {row.default}"
+        how: dict[str, Any] = {"help": about + default}
+        if row.kinds[0] in (int, float) and not row.load:
+            how["type"] = an_integer if row.kinds[0] is int else a_number
         if row.name in ("voice", "lexicon") and entrance in COMMANDS or row.name == "lexicon":
             how["metavar"] = "PATH"
         if row.choices or row.words:
@@ -164,7 +252,7 @@ def speech_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
             except ValueError as error:
                 if isinstance(error, RequestError):
                     raise
-                raise RequestError(f"{_flag(name)} must be {row.about}, got {value!r}", field=name) from None
+                raise RequestError(f"{_flag(name)} must be {row.typed}, got {value!r}", field=name) from None
         given[name] = value
     return read_options(given, entrance)
 
@@ -186,6 +274,8 @@ def voice_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
     """The options of speech, after the checks that need no model. --voice is loaded. Raises RequestError: the options
     do not go together, or a value is out of range. Raises VoiceError: the file is no voice, or --ref-text is too long.
     Raises AudioError: too many recordings, or one cannot be read."""
+    from qwen_megakernel.model.voice import Voice, check_ref_options
+
     options = speech_options(args, entrance)
     voice, speaker = options.get("voice"), options.get("speaker")
     if voice is not None and args.ref_audio is not None:
@@ -201,6 +291,14 @@ def voice_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
     return options
 
 
+def check_voice(variant: str, options: RequestOptions) -> None:
+    """Check that there is a voice where the checkpoint, of this variant, needs one. Raises VoiceError: it is
+    missing."""
+    if variant == "base" and options.get("voice") is None and not options.get("speaker"):
+        words = "give a saved one with --voice FILE, or make one of a recording with --ref-audio FILE"
+        raise VoiceError(f"a Base checkpoint needs a voice: {words}")
+
+
 def add_server_options(parser: argparse._ActionsContainer, entrance: str, *, streams: int) -> None:
     """Add the options of a server's engine, voices and log. `streams`: the default of --max-streams."""
     add_engine_options(parser, max_streams=streams, max_positions=1024, max_queue=None)
@@ -210,13 +308,15 @@ def add_server_options(parser: argparse._ActionsContainer, entrance: str, *, str
     parser.add_argument("--log-texts", action="store_true", help="log the texts too, not only lengths and times")
 
 
-def voices_in(folder: Path | None) -> dict[str, Voice]:
+def voices_in(folder: Path | None) -> "dict[str, Voice]":
     """The saved voices of --voices by their names. Raises RequestError: no such folder. Raises VoiceError: a file is no
     voice."""
+    from qwen_megakernel.speech.saved_voices import SavedVoices
+
     if folder is None:
         return {}
     if not folder.is_dir():
-        raise RequestError(f"--voices: no folder {str(folder)!r}")
+        raise RequestError(f"--voices: no folder {str(folder)!r}; name one that holds saved voices")
     return SavedVoices(folder).by_name
 
 

@@ -20,20 +20,11 @@ from typing import IO, Any, TypeVar
 import numpy as np
 import soundfile
 
+from qwen_megakernel.choices import ENDINGS, FORMATS, MPEG4, OUT, PLAYERS
 from qwen_megakernel.errors import RequestError
-from qwen_megakernel.speech.encoders import ENDINGS, FORMATS, MPEG4, encoder, missing
+from qwen_megakernel.speech.encoders import encoder, missing
 
 _T = TypeVar("_T")
-
-OUT = "out.wav"  # the default output file
-
-PLAYERS = {
-    "aplay": (["-q"], {".wav"}),
-    "paplay": ([], {".wav", ".flac", ".ogg"}),
-    "ffplay": (["-nodisp", "-autoexit", "-loglevel", "error"], set(ENDINGS)),
-    "afplay": ([], {".wav", ".mp3", ".flac"}),
-}
-"""Program -> its options before a file, and the formats that every version of it plays."""
 
 
 def checked_output(args: argparse.Namespace) -> str | None:
@@ -80,20 +71,18 @@ def check_writable(option: str, output: str) -> None:
     path = Path(output)
     try:
         if not path.parent.is_dir():
-            raise RequestError(f"{option}: no folder {str(path.parent)!r}")
+            raise RequestError(f"{option}: no folder {str(path.parent)!r}; make it first, or name another")
+        if path.is_dir():
+            raise RequestError(f"{option}: {output!r} is a folder; name a file, such as {str(path / OUT)!r}")
         needed = [path] if path.exists() else []
         if path.is_file() or not needed:
             needed.append(path.parent)  # the file is made beside its final place
-        if path.is_dir() or not all(os.access(place, os.W_OK) for place in needed):
-            raise RequestError(f"{option}: {output!r} is a folder or cannot be written")
+        if locked := next((place for place in needed if not os.access(place, os.W_OK)), None):
+            raise RequestError(
+                f"{option}: {output!r} cannot be written: no permission for {str(locked)!r}; name another"
+            )
     except OSError as error:  # such as a name that is too long
-        raise RequestError(f"{option}: {output!r} cannot be written: {error.strerror}") from None
-
-
-def shown(text: str, keep: str = "") -> str:
-    """Make a text safe to print. What comes from a file may hold characters that a terminal takes for commands. `keep`:
-    such characters that stay, as line breaks."""
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+        raise RequestError(f"{option}: {output!r} cannot be written: {error.strerror}; name another file") from None
 
 
 @contextmanager

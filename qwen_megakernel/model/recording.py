@@ -66,6 +66,7 @@ def load_audio(ref_audio: RefAudio, sample_rate: int) -> np.ndarray:
 
 def _read(ref_audio: RefAudio) -> tuple[np.ndarray, int, list[str]]:
     """Mono fp32 [n], its rate, and what its owner should know."""
+    name = str(ref_audio) if isinstance(ref_audio, (str, Path)) else "ref_audio"
     if isinstance(ref_audio, (str, Path)):
         samples, rate = read_file(ref_audio)
     elif isinstance(ref_audio, tuple) and len(ref_audio) == 2:
@@ -88,10 +89,10 @@ def _read(ref_audio: RefAudio) -> tuple[np.ndarray, int, list[str]]:
     if samples.ndim == 2:
         samples = samples.mean(axis=1)
     if not np.isfinite(samples).all():
-        raise AudioError("ref_audio holds NaN or infinite samples")
+        raise AudioError(f"{name} holds NaN or infinite samples")
     samples, notes = _in_range(samples)
     if np.abs(samples).max() < _SILENCE:
-        raise AudioError("ref_audio is silent")
+        raise AudioError(f"{name} is silent: record it again")
     return samples.astype(np.float32, copy=False), rate, notes
 
 

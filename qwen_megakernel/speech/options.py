@@ -3,7 +3,7 @@
 A field of `RequestOptions` is an option: its name, its type, an `Option` with the rest, and below it what it says.
 CONTRIBUTING.md says how to add one.
 
-This module imports no torch, because a server's client checks its options with it too.
+A server's client checks its options with this module, and a command's help shows them: it imports no torch, no numpy.
 """
 
 import ast
@@ -12,24 +12,20 @@ import numbers
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast, get_args, get_type_hints
 
-from qwen_megakernel.checkpoint.config import SamplingParams
-from qwen_megakernel.engine.audio import MOST_CHUNK, chunk_schedule
+from qwen_megakernel.choices import FASTEST, LONGEST_PAUSE_S, LONGEST_S, MOST_CHUNK, NORMALIZE, SLOWEST, TRIMS
 from qwen_megakernel.errors import InstructError, LanguageError, RequestError, SpeakerError, SpeedError, TextError
-from qwen_megakernel.model.edges import LONGEST_S, TRIMS
-from qwen_megakernel.model.time_stretch import FASTEST, SLOWEST
-from qwen_megakernel.text.front_end import NORMALIZE
-from qwen_megakernel.text.lexicon import Lexicon
-from qwen_megakernel.text.pauses import LONGEST_PAUSE_S
 
 if TYPE_CHECKING:
+    from qwen_megakernel.checkpoint.config import SamplingParams
     from qwen_megakernel.model.voice import Voice
+    from qwen_megakernel.text.lexicon import Lexicon
 else:
-    Voice = object  # its module needs torch
+    SamplingParams = Voice = Lexicon = object  # their modules need numpy, torch and num2words
 
 COMMANDS = ("speak", "batch", "demo")
 CLIENTS = ("http", "socket", "stream")
@@ -40,6 +36,7 @@ ENTRANCES = ("python", *COMMANDS, "line", *CLIENTS, *SERVERS, *BOTS)
 vLLM-Omni's; servers' commands, for what clients leave out; Pipecat's services, with the engine here or in a server."""
 
 MOST_RETRIES = 100
+_MOST_SIZES = 1000  # of a schedule of chunks
 TRIM_TO_S = 0.05
 MOST_TEXT = 2000  # characters of a string from a client
 
@@ -48,13 +45,48 @@ def _sizes(text: str) -> list[int]:
     return [int(size) for size in text.split(",")]
 
 
+def _schedule(value: Any, name: str) -> tuple[int, ...]:
+    """Frames per chunk, from one size or several. The last one repeats."""
+    several = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+    sizes = tuple(value) if several else (value,)
+    if not 0 < len(sizes) <= _MOST_SIZES:
+        raise RequestError(f"{name} must name 1 to {_MOST_SIZES} sizes, got {len(sizes)}")
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, numbers.Integral) or not 1 <= int(size) <= MOST_CHUNK:
+            wanted = f"an integer or a list of integers, each of 1 to {MOST_CHUNK:,} frames"
+            raise RequestError(f"{name} must be {wanted}, got {reprlib.repr(size)}")
+    return tuple(int(size) for size in sizes)
+
+
 def _sampled(value: Any, name: str) -> Any:
+    from qwen_megakernel.checkpoint.config import SamplingParams
+
     return getattr(SamplingParams(**{name: value}), name)
+
+
+def _sampling(value: Any, name: str) -> Any:
+    from qwen_megakernel.checkpoint.config import SamplingParams
+
+    return _a(SamplingParams, value, name)
+
+
+def _lexicon(value: Any, name: str) -> Any:
+    from qwen_megakernel.text.lexicon import Lexicon
+
+    return _a(Lexicon, value, name)
+
+
+def _load_lexicon(path: str) -> Any:
+    from qwen_megakernel.text.lexicon import Lexicon
+
+    return Lexicon.load(path)
 
 
 @dataclass(frozen=True)
 class Option:
     """Attributes:
+    typed: the line of help for a command line, where values are written otherwise.
+    file: the same for commands that take a file's path.
     default: what None stands for, if it is not the checkpoint's.
     least, most: the range of a number, in `unit`.
     choices: the values of a string.
@@ -78,6 +110,8 @@ class Option:
     without: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[str, Any] = field(default_factory=dict)
     load: Callable[[str], Any] | None = None
+    typed: str = ""
+    file: str = ""
     name: str = ""
     kinds: tuple[type, ...] = ()
 
@@ -155,6 +189,12 @@ _MANNER = dict.fromkeys(CLIENTS, "instructions")
 _LAYOUT = dict.fromkeys((*COMMANDS, *SERVERS), "layout")
 _FRAMES = {"stream": "max_new_tokens"}
 _FIRST = {"stream": "initial_codec_chunk_frames"}
+_TYPED_SIZES = "frames of 80 ms per chunk: a number, or several such as 1,2,4 whose last repeats; default: 1,2,4,8"
+_TYPED_LAYOUT = (
+    "whole: the model sees the whole text before it speaks; streaming: each frame comes with the next token of text; "
+    "default: whole, but streaming with a cloned voice"
+)
+_VOICE_FILE = "file of a saved voice (Base); a speaker's name goes to --speaker"
 _SAMPLED = Option(check=_sampled)
 
 
@@ -163,7 +203,7 @@ class RequestOptions(TypedDict, total=False):
 
     speaker: Annotated[str | None, Option(error=SpeakerError, without=_NAMED)]
     """a named speaker; default: the first"""
-    voice: Annotated[Voice | str | None, Option(check=_voice)]
+    voice: Annotated[Voice | str | None, Option(check=_voice, file=_VOICE_FILE)]
     """a saved voice, or a speaker"""
     language: Annotated[str | None, Option("auto", error=LanguageError)]
     """a name or code, such as en-US"""
@@ -179,7 +219,7 @@ class RequestOptions(TypedDict, total=False):
     """draw from codes of this total probability; default: the checkpoint's"""
     repetition_penalty: Annotated[float | None, _SAMPLED]
     """above 1: code 0 repeats less; default: the checkpoint's"""
-    sampling: Annotated[SamplingParams | None, Option(check=partial(_a, SamplingParams), without=_FLAT)]
+    sampling: Annotated[SamplingParams | None, Option(check=_sampling, without=_FLAT)]
     """all of these"""
     speed: Annotated[float | None, Option(1.0, SLOWEST, FASTEST, error=SpeedError)]
     """times as fast, at the same pitch"""
@@ -189,15 +229,17 @@ class RequestOptions(TypedDict, total=False):
     """seconds of silence that trim leaves"""
     normalize: Annotated[str | None, Option("off", choices=NORMALIZE, error=TextError)]
     """auto: digits, Markdown and links become words"""
-    lexicon: Annotated[Lexicon | None, Option(check=partial(_a, Lexicon), load=Lexicon.load, without=_LEXICON)]
+    lexicon: Annotated[Lexicon | None, Option(check=_lexicon, load=_load_lexicon, without=_LEXICON)]
     """words with other spellings to read"""
-    non_streaming_mode: Annotated[bool | None, Option(names=_LAYOUT, words={"whole": True, "streaming": False})]
+    non_streaming_mode: Annotated[
+        bool | None, Option(names=_LAYOUT, words={"whole": True, "streaming": False}, typed=_TYPED_LAYOUT)
+    ]
     """true: the model sees the whole text before it speaks; default: true, but false with a cloned voice"""
     max_frames: Annotated[int | None, Option(None, 1, names=_FRAMES)]
     """at most so many frames of 80 ms; default: what fits"""
     chunk_frames: Annotated[
         int | Sequence[int] | None,
-        Option(None, 1, MOST_CHUNK, check=chunk_schedule, load=_sizes, names=_FIRST, without=_FILES),
+        Option(None, 1, MOST_CHUNK, check=_schedule, load=_sizes, typed=_TYPED_SIZES, names=_FIRST, without=_FILES),
     ]
     """frames of 80 ms per chunk, one number or a schedule whose last number repeats; default: 1, 2, 4, 8, 8, ..."""
     retries: Annotated[int | None, Option(0, 0, MOST_RETRIES, without=_RETRIES)]

@@ -6,6 +6,7 @@ import reprlib
 import types
 from collections.abc import Callable
 
+from qwen_megakernel.choices import NORMALIZE
 from qwen_megakernel.errors import TextError
 from qwen_megakernel.text.lexicon import Lexicon, LexiconStream
 from qwen_megakernel.text.normalize import NormalizerStream, Silence, is_plain
@@ -15,7 +16,6 @@ from qwen_megakernel.text.stage import FIRST_MARK, has_words, is_mark
 
 log = logging.getLogger(__name__)
 
-NORMALIZE = ("off", "auto")  # the values of `normalize`
 
 _HALVES = re.compile("[\ud800-\udfff]")
 _AT_MARKS = re.compile(f"([{FIRST_MARK}-\U0010ffff])")
