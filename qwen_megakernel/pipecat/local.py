@@ -6,6 +6,7 @@ No code here computes the model. The session builds prompts in the service's own
 event loop. In SENTENCE mode each sentence is a session. In TOKEN mode a context is one, spoken while its tokens come.
 """
 
+import asyncio
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ from qwen_megakernel.speech.events import Ended
 from qwen_megakernel.speech.request import SpeechRequest, foreign_hint
 from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.speech.words import SpeechRate
+from qwen_megakernel.text.finder import Conversation
 from qwen_megakernel.text.front_end import Reading
 from qwen_megakernel.text.lexicon import Lexicon
 
@@ -112,6 +114,7 @@ class MegakernelTTSService(SpeechService):
         self._model = str(model)
         self._engine_options = dict(engine_options or {})
         self._word_rate = SpeechRate()
+        self._conversation = Conversation()
         self._executor: ThreadPoolExecutor | None = None  # while a pipeline runs
         known = (engine.variant, engine.speakers, engine.languages) if engine else _known_of(self._model)
         self._check_settings(self._settings, *(known or (None, None, None)))
@@ -151,6 +154,8 @@ class MegakernelTTSService(SpeechService):
             self._engine = await shared_engine.acquire(self._model, **self._engine_options)
             self._check_settings(self._settings, self._engine.variant, self._engine.speakers, self._engine.languages)
             self._request(self._engine)
+        load = self._request(self._engine).front_end.load  # of an engine that nobody has warmed up
+        await asyncio.get_running_loop().run_in_executor(self._executor, load)
 
     async def stop(self, frame: EndFrame):
         """Speak everything that was asked for, then release the engine."""
@@ -252,7 +257,7 @@ class MegakernelTTSService(SpeechService):
         if isinstance(voice, str):
             options = {**options, "voice": None, "speaker": voice}
         options["lenient"] = True
-        return engine.request(**options)
+        return engine.request(**options).in_conversation(self._conversation)
 
 
 _CPU_FIRST_S = 0.1

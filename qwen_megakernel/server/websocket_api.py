@@ -29,6 +29,7 @@ from qwen_megakernel.speech.events import Began, Ended, Sound, Words
 from qwen_megakernel.speech.options import MOST_TEXT, options_of, read_options
 from qwen_megakernel.speech.session import FLUSH, Flush, SpeechSession
 from qwen_megakernel.speech.words import SpeechRate
+from qwen_megakernel.text.finder import Conversation
 from qwen_megakernel.text.front_end import Reading
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class _Socket(SocketLine):
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._numbers = 0
         self._turns: OrderedDict[str, _SharedReading] = OrderedDict()  # by name
+        self.conversation = Conversation()
         self.rates: dict[str | None, SpeechRate] = {}  # by voice; only existing voices get an entry
 
     def _greeting(self) -> dict[str, Any]:
@@ -243,7 +245,7 @@ class _Context:
         turn = self._socket.turn(settings.pop("turn", None))
         clone = read_clone({name: settings.pop(name) for name in CLONE_FIELDS if name in settings})
         options = await service.cloned(read_options(settings, "socket", also=SETTINGS), clone)
-        request = service.request(options, lenient=True)
+        request = service.request(options, lenient=True).in_conversation(self._socket.conversation)
         if not complete:
             request = request.in_pieces()
         seed = request.seed

@@ -23,6 +23,7 @@ from qwen_megakernel.model.prompt import PromptBuilder
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.speech.options import read_options, table
 from qwen_megakernel.text.cutting import check_unicode
+from qwen_megakernel.text.finder import Conversation
 from qwen_megakernel.text.front_end import Reading, TextFrontEnd
 from qwen_megakernel.text.normalize import Silence
 from qwen_megakernel.text.spoken_text import SpokenText
@@ -80,6 +81,14 @@ class SpeechRequest(Request):
     def seed(self) -> int:
         assert self.sampling.seed is not None  # `RequestChecker` draws one
         return self.sampling.seed
+
+    def for_text(self, text: str) -> "SpeechRequest":
+        """This request for parts of a text, whose language is found once."""
+        return replace(self, front_end=self.front_end.for_text(text))
+
+    def in_conversation(self, conversation: Conversation) -> "SpeechRequest":
+        """This request for the next text of a caller."""
+        return replace(self, front_end=self.front_end.in_conversation(conversation))
 
     def behind(self, pause_s: float) -> "SpeechRequest":
         """This request behind seconds of silence."""
@@ -142,7 +151,9 @@ class RequestChecker:
             before_s=options["pause_s"],
             after_s=0.0,
             reproducible=options["reproducible"],
-            front_end=TextFrontEnd(language, options["normalize"], options["lexicon"], options["lenient"]),
+            front_end=TextFrontEnd(
+                language, options["normalize"], options["lexicon"], options["lenient"], self._prompts.languages
+            ),
             normalizes=options["normalize"] == "auto",
             lenient=options["lenient"],
             retries=options["retries"],
