@@ -11,9 +11,11 @@ speech-to-text service:
 """
 
 from qwen_megakernel.__main__ import end_at_interrupt
+from qwen_megakernel.commands.demo import make_parser, parse
 
 if __name__ == "__main__":
-    end_at_interrupt(True)  # the imports below take seconds
+    end_at_interrupt(True)
+    parse(make_parser(__doc__))  # help, and words about wrong options, before the imports below, which take seconds
 
 import argparse
 import asyncio
@@ -60,16 +62,12 @@ from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
 
 from qwen_megakernel import TTSEngine, TTSError, bot_page
-from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED
+from qwen_megakernel.choices import DEMO, DEMO_NOTICE, OUT, PUBLISHED
 from qwen_megakernel.commands.options import (
-    add_engine_options,
-    add_output_options,
-    add_voice_options,
     engine_options,
-    refuse_unknown_options,
     voice_options,
 )
-from qwen_megakernel.commands.output import OUT, SpeechFile, checked_output, play, players_of, write_stdout
+from qwen_megakernel.commands.output import SpeechFile, checked_output, play, players_of, write_stdout
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.offline_llm import OfflineLLM
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
@@ -79,14 +77,11 @@ INSTRUCTION = "You speak with a user by voice. Answer in one or two short senten
 
 def main(argv: list[str] | None = None) -> int:
     end_at_interrupt(False)
-    parser = make_parser()
-    args, others = parser.parse_known_args(argv)
+    parser = make_parser(__doc__)
+    args = parse(parser, argv)
     bot_page.log_to_console(args.verbose)
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logging.getLogger("qwen_megakernel").setLevel(logging.DEBUG if args.verbose else logging.INFO)
-    if others and (not args.bot or args.local_audio):
-        refuse_unknown_options(parser, others)
-        parser.error(f"unknown arguments: {' '.join(others)}")
     try:
         make_stt(args)  # wrong options are told now, not to the first caller
         voice_options(args, "demo")
@@ -105,31 +100,6 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the process that read our PCM is gone
         return 1
     return 0
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        conflict_handler="resolve",  # Pipecat's runner has -v too
-    )
-    parser.add_argument("-v", "--verbose", action="count", default=0, help="log everything")
-    voice = parser.add_argument_group("voice")
-    add_engine_options(voice)
-    add_voice_options(voice, "demo")
-    voice.add_argument("--tokens", action="store_true", help="speak while the text comes, not sentence by sentence")
-    voice.add_argument("--rate", type=int, choices=(8000, 16000, 24000, 48000), default=24000, help="output rate, Hz")
-    text = parser.add_argument_group("text in, sound out")
-    text.add_argument("--text", help="what to say; default: standard input")
-    add_output_options(text)
-    bot = parser.add_argument_group("bot")
-    bot.add_argument("--bot", action="store_true", help="serve a voice bot; options of Pipecat's runner apply too")
-    bot.add_argument("--local-audio", action="store_true", help="this machine's microphone and loudspeaker (PyAudio)")
-    bot.add_argument("--llm-url", help="base URL of an OpenAI-compatible server; its key is taken from OPENAI_API_KEY")
-    bot.add_argument("--llm-model", default="gpt-4.1-mini", help="default: %(default)s")
-    bot.add_argument("--stt", metavar="MODULE:CLASS", help="a Pipecat speech-to-text service")
-    bot.add_argument("--stt-options", metavar="JSON", default="{}", help='its arguments; "$NAME": from the environment')
-    return parser
 
 
 def warmup(args: argparse.Namespace) -> Awaitable[TTSEngine]:

@@ -24,9 +24,10 @@ from qwen_megakernel.backend import build
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.targets import TARGETS
 from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
-from qwen_megakernel.checkpoint.fp8 import WEIGHTS, quantized
+from qwen_megakernel.checkpoint.fp8 import quantized
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
+from qwen_megakernel.choices import WEIGHTS
 from qwen_megakernel.model.prompt import Prompt
 
 OURS = "sm_90ax128"

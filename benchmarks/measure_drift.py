@@ -33,7 +33,7 @@ from common import about, above_0, commit, machine, positive
 from loudness import integrated_loudness
 
 from qwen_megakernel import SamplingParams, TTSEngine
-from qwen_megakernel.checkpoint.load import DEMO
+from qwen_megakernel.choices import DEMO
 from qwen_megakernel.text.cutting import split_evenly
 
 SENTENCES = Path(__file__).parents[1] / "tools" / "demo_voice" / "sent50.txt"

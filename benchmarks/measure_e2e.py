@@ -38,7 +38,7 @@ from pipecat.workers.runner import WorkerRunner
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.check.bench import sentence
-from qwen_megakernel.checkpoint.load import DEMO
+from qwen_megakernel.choices import DEMO
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 
 RATE = 24000

@@ -38,9 +38,10 @@ from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.check.bench import weight_bytes
 from qwen_megakernel.check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
 from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig
-from qwen_megakernel.checkpoint.fp8 import PARTS, WEIGHTS, dequantized, part_of, quantized
+from qwen_megakernel.checkpoint.fp8 import dequantized, part_of, quantized
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
+from qwen_megakernel.choices import PARTS, WEIGHTS
 from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.frame import Frame, SlotState, draws_of
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder

@@ -1,4 +1,4 @@
-"""The script `qwen-megakernel`, and `python -m qwen_megakernel`: the command line, whose imports take a second."""
+"""The script `qwen-megakernel`, and `python -m qwen_megakernel`: the command line, whose imports take seconds."""
 
 import os
 import signal
@@ -25,10 +25,12 @@ def _end(*_args: object) -> None:
 
 def main() -> int:
     end_at_interrupt(True)
-    from qwen_megakernel.cli import main as command_line
+    from qwen_megakernel.cli import function_of, parse, run
 
+    args = parse()
+    function = function_of(args)
     end_at_interrupt(False)
-    return command_line()
+    return run(args, function)
 
 
 if __name__ == "__main__":

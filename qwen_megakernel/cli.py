@@ -1,43 +1,44 @@
-"""The command line: all commands of `qwen-megakernel`. The longer ones are in commands/."""
+"""The command line: what all commands of `qwen-megakernel` take. What they do is in commands/.
+
+A command's code is imported once it runs, so that help, versions and words about wrong options come at once.
+"""
 
 import argparse
 import logging
-import os
 import sys
-import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
-from qwen_megakernel import TTSEngine, TTSError, __version__
-from qwen_megakernel.backend.build import load_extension
-from qwen_megakernel.backend.select import BACKENDS, select_device
-from qwen_megakernel.check import bench, doctor
-from qwen_megakernel.check.verify import FRAMES, verify
-from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.checkpoint.fp8 import parts_of
-from qwen_megakernel.checkpoint.load import DEMO, PUBLISHED, name_of_model
-from qwen_megakernel.checkpoint.merge import merge_checkpoint
-from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
-from qwen_megakernel.commands.batch import add_batch
+from qwen_megakernel import TTSError, __version__
+from qwen_megakernel.choices import (
+    BACKENDS,
+    DEMO,
+    FORMATS,
+    MANIFEST,
+    MODEL_SIZES,
+    PUBLISHED,
+    TOKEN,
+    VERIFIED_FRAMES,
+)
+from qwen_megakernel.commands.book_lines import FOOTNOTES
 from qwen_megakernel.commands.options import (
-    OPENAI_NAMES,
+    SENTENCE_S,
     WEIGHTS_CHOICES,
     WEIGHTS_HELP,
     CommandParser,
     add_command,
+    add_engine_options,
+    add_output_options,
+    add_recordings,
     add_served_names,
     add_server_options,
-    engine_options,
-    speech_options,
+    add_voice_options,
+    loudness_of,
+    pauses_of,
+    shown,
     weights_of,
 )
-from qwen_megakernel.commands.output import shown
-from qwen_megakernel.commands.speak import add_speak
-from qwen_megakernel.commands.voices import add_voices
-from qwen_megakernel.errors import BackendError, RequestError
-from qwen_megakernel.server.process import check_model, is_loopback, load_for_good
-from qwen_megakernel.server.service import TOKEN
-from qwen_megakernel.trust.verdicts import SIZES
 
 
 class _Printable(logging.Formatter):
@@ -48,13 +49,28 @@ class _Printable(logging.Formatter):
 
 
 def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    return run(args, function_of(args))
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    return _parser().parse_args(argv)
+
+
+def function_of(args: argparse.Namespace) -> Callable[[argparse.Namespace], int]:
+    """What runs the command. To import it takes seconds."""
+    module, _, name = args.run.partition(":")
+    return getattr(import_module(f"qwen_megakernel.commands.{module}"), name)
+
+
+def run(args: argparse.Namespace, function: Callable[[argparse.Namespace], int]) -> int:
+    """Run a command, and tell errors in a line. Returns the process's exit code."""
     try:
-        args = _parser().parse_args(argv)
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_Printable("%(message)s"))
         logging.basicConfig(handlers=[handler])
         logging.getLogger("qwen_megakernel").setLevel(logging.DEBUG if args.verbose else logging.INFO)
-        return args.run(args)
+        return function(args)
     except TTSError as error:
         print(shown(f"error: {error}", keep="\n\t"), file=sys.stderr)
         return 1
@@ -69,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qwen-megakernel", description="Speak with Qwen3-TTS.")
     parser.add_argument("--version", action="version", version=f"qwen-megakernel {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
-    adders = (add_speak, add_batch, add_voices, _add_serve, _add_wyoming, _add_verify, _add_quantize, _add_merge)
+    adders = (_add_speak, _add_batch, _add_voices, _add_serve, _add_wyoming, _add_verify, _add_quantize, _add_merge)
     for add in (*adders, _add_build, _add_bench, _add_doctor):
         add(commands)
     for command in commands.choices.values():
@@ -77,9 +93,92 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_speak(commands: argparse._SubParsersAction) -> None:
+    speak = add_command(commands, "speak", "speak:speak", "text in, sound out")
+    text = speak.add_mutually_exclusive_group()
+    text.add_argument("--text", help="what to say")
+    about = "read the text, Markdown or EPUB of this file, or - for standard input"
+    text.add_argument("--file", metavar="PATH", help=about)
+    add_output_options(speak)
+    speak.add_argument("--keep-partial", action="store_true", help="after an interrupt, keep what was said so far")
+    _add_book_options(speak)
+    add_engine_options(speak, without=("max_queue", "queue_timeout"), max_streams=None)
+    add_voice_options(speak, "speak")
+    speak.add_argument("--save-voice", metavar="PATH", help="save the voice of --ref-audio, for --voice and `serve`")
+    speak.add_argument("--stream", action="store_true", help="print when each chunk came")
+    speak.add_argument("--list-speakers", action="store_true", help="print the model's speakers and languages")
+
+
+def _add_book_options(parser: argparse._ActionsContainer) -> None:
+    pauses = ",".join(f"{SENTENCE_S * times:g}" for times in (1, 2, 4))
+    about = f"seconds of silence between pieces of a long text; default: {pauses}"
+    parser.add_argument(
+        "--pause", metavar="SENTENCE[,PARAGRAPH[,CHAPTER]]", type=pauses_of, default=pauses_of(pauses), help=about
+    )
+    parser.add_argument("--split", choices=("chapters",), help="write a file for each chapter, such as out-01.wav")
+    parser.add_argument("--subtitles", metavar="PATH", help="write sentences and their times to this .srt or .vtt file")
+    parser.add_argument("--speakers", action="store_true", help='a line that begins with "[ada] " is spoken by ada')
+    parser.add_argument("--voices", metavar="DIR", type=Path, help="saved voices for --speakers (Base)")
+    about = "leave footnotes out, or read them at their chapter's end; default: %(default)s"
+    parser.add_argument("--footnotes", choices=FOOTNOTES, default=FOOTNOTES[0], help=about)
+    parser.add_argument("--title", help="the book's title for the files' tags; default: the text's own")
+    parser.add_argument("--author", help="the book's author for the files' tags; default: the text's own")
+    about = "give every piece this loudness, such as -19"
+    parser.add_argument("--loudness", metavar="LUFS", type=loudness_of, help=about)
+
+
+def _add_batch(commands: argparse._SubParsersAction) -> None:
+    about = "make a sound file of every line of a file"
+    batch = add_command(commands, "batch", "batch:run", about, " (docs/batch.md)")
+    batch.add_argument("input", metavar="INPUT", help="JSONL, CSV or plain text, one utterance a line; - for stdin")
+    batch.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help=f"where files and {MANIFEST} go")
+    batch.add_argument("--input-format", choices=("jsonl", "csv", "text"), help="default: by the name's ending")
+    endings = [ending[1:] for ending in FORMATS]
+    batch.add_argument("--format", choices=endings, default="wav", help="format of the files; default: %(default)s")
+    batch.add_argument("--voices", metavar="DIR", type=Path, help="saved voices that lines may name (Base)")
+    add_engine_options(batch, without=("max_queue", "queue_timeout"), max_streams=None, max_positions=1024)
+    add_voice_options(batch, "batch")
+
+
+def _add_voices(commands: argparse._SubParsersAction) -> None:
+    """Add the command `voices` with its subcommands."""
+    about = "saved voices: list, show, make, check"
+    voices = commands.add_parser("voices", help=about, description=f"{about.capitalize()} (docs/voices.md).")
+    actions = voices.add_subparsers(required=True, metavar="ACTION", parser_class=CommandParser)
+
+    listing = add_command(actions, "list", "voices:list_voices", "list the voices of a folder")
+    listing.add_argument("folder", metavar="DIR", type=Path)
+
+    show = add_command(actions, "show", "voices:show_voice", "show what is in a voice's file")
+    show.add_argument("file", metavar="FILE", type=Path)
+
+    make = add_command(actions, "make", "voices:make_voice", "make a voice from recordings")
+    _add_model(make)
+    add_recordings(make, required=True)
+    make.add_argument("--no-trim", action="store_true", help="keep the silence at the ends of recordings")
+    make.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write, such as me.safetensors")
+
+    about = "tell whether a voice fits a checkpoint"
+    check = add_command(actions, "check", "voices:check_voice", about, ". Exit code 1: it does not")
+    check.add_argument("file", metavar="FILE", type=Path)
+    _add_model(check)
+    about = "an experiment: CustomVoice speaks with a Base checkpoint's voice (docs/voices.md)"
+    check.add_argument("--allow-foreign-voice", action="store_true", help=about)
+
+    for parser in (listing, show, check):
+        parser.add_argument("--json", action="store_true", help="print it as JSON")
+    for parser in actions.choices.values():  # SUPPRESS: keep a -v that came before the action
+        parser.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="log more")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    about = f"folder, hub id such as {PUBLISHED[0]} (downloaded if need be), or {DEMO!r}"
+    parser.add_argument("--model", required=True, help=about)
+
+
 def _add_serve(commands: argparse._SubParsersAction) -> None:
     about = "speak for other processes: OpenAI's HTTP API and a WebSocket"
-    serve = add_command(commands, "serve", _serve, about, " (docs/serving.md)")
+    serve = add_command(commands, "serve", "serve:serve", about, " (docs/serving.md)")
     add_server_options(serve, "serve", streams=64)
     add = serve.add_argument
     add("--host", default="127.0.0.1", help="default: %(default)s; other addresses need a token")
@@ -93,59 +192,9 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:
     add("--ui", action="store_true", help="serve a web page at /, to try the server")
 
 
-def _serve(args: argparse.Namespace) -> int:
-    try:
-        from qwen_megakernel.server import app as serve
-    except ModuleNotFoundError as error:
-        raise BackendError(f"serving needs {error.name}: in the checkout, pip install -e '.[serve]'") from None
-    if args.token is not None and not args.token.strip():
-        raise BackendError("--token is empty: give a token, or leave the option out")
-    token = (args.token or os.environ.get(TOKEN) or "").strip() or None
-    if token is None and not is_loopback(args.host):
-        raise BackendError(f"--host {args.host} can be reached by others: set {TOKEN}, or listen on 127.0.0.1")
-    name, config, load = _engine_of_server(args)
-    app = serve.make_app(
-        load,
-        model=name,
-        config=config,
-        token=token,
-        voices=args.voices,
-        allow_foreign_voice=args.allow_foreign_voice,
-        served_names=args.served_name,
-        aliases=dict(alias for alias in args.voice_alias if alias != OPENAI_NAMES),
-        openai_voices=OPENAI_NAMES in args.voice_alias,
-        defaults=speech_options(args, "serve"),
-        upload=args.allow_upload,
-        clone=args.allow_clone,
-        origins=args.allow_origin,
-        ui=args.ui,
-        log_texts=args.log_texts,
-    )
-    print(f"serving {name} on http://{args.host}:{args.port}", file=sys.stderr)
-    return _end_of_server(serve.serve(app, args.host, args.port))
-
-
-def _engine_of_server(args: argparse.Namespace) -> tuple[str, ModelConfig | None, Callable[[], TTSEngine]]:
-    """The model's name for clients, its checkpoint's config if known, and a function that loads the engine. Raises
-    TTSError: the engine could never be loaded."""
-    if args.voices and not args.voices.is_dir():
-        raise RequestError(f"--voices: no folder {str(args.voices)!r}")
-    if args.allow_foreign_voice and not args.voices:
-        raise RequestError("--allow-foreign-voice needs the voices of --voices: give both")
-    options = engine_options(args, max_queue=args.max_streams if args.max_queue is None else args.max_queue)
-    return name_of_model(args.model), check_model(args.model, options), lambda: load_for_good(args.model, options)
-
-
-def _end_of_server(code: int) -> int:
-    if code:  # else the process might wait for a thread whose device does not answer
-        logging.shutdown()
-        os._exit(code)
-    return code
-
-
 def _add_wyoming(commands: argparse._SubParsersAction) -> None:
     about = "speak for Home Assistant: a Wyoming server"
-    wyoming = add_command(commands, "wyoming", _wyoming, about, " (docs/home_assistant.md)")
+    wyoming = add_command(commands, "wyoming", "serve:wyoming", about, " (docs/home_assistant.md)")
     add_server_options(wyoming, "wyoming", streams=4)
     add = wyoming.add_argument
     add("--host", default="127.0.0.1", help="default: %(default)s; other addresses need --allow-network")
@@ -154,127 +203,60 @@ def _add_wyoming(commands: argparse._SubParsersAction) -> None:
     add("--allow-network", action="store_true", help=trust)
 
 
-def _wyoming(args: argparse.Namespace) -> int:
-    try:
-        from qwen_megakernel.server import wyoming_api
-    except ModuleNotFoundError as error:
-        how = "in the checkout, pip install -e '.[wyoming]'"
-        raise BackendError(f"the Wyoming server needs {error.name}: {how}") from None
-    where = f"{args.host}:{args.port}"
-    if not is_loopback(args.host):
-        if not args.allow_network:
-            why = "can be reached by others, and Wyoming has no token"
-            raise BackendError(f"--host {args.host} {why}: on a network that you trust, give --allow-network")
-        print(f"warning: everybody who reaches {where} can use it: Wyoming has no token", file=sys.stderr)
-    name, config, load = _engine_of_server(args)
-    print(f"serving {name} on tcp://{where} once it is ready", file=sys.stderr)
-    code = wyoming_api.serve(
-        load,
-        args.host,
-        args.port,
-        model=name,
-        variant=config and config.variant,
-        defaults=speech_options(args, "wyoming"),
-        voices=args.voices,
-        allow_foreign_voice=args.allow_foreign_voice,
-        log_texts=args.log_texts,
-    )
-    return _end_of_server(code)
-
-
 def _add_verify(commands: argparse._SubParsersAction) -> None:
     about = "compare a checkpoint's speech with the reference, by numbers and by ear"
-    add = add_command(commands, "verify", _verify, about, " (docs/verification.md)").add_argument
+    add = add_command(commands, "verify", "tools:verify", about, " (docs/verification.md)").add_argument
     add("--model", required=True, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r}")
     add("--output", metavar="DIR", help="where to write: new or empty; default: verify-<name of the model>")
     add("--backend", choices=BACKENDS, default="auto")
     add("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
     add("--weights", type=weights_of, help=WEIGHTS_HELP)
-    add("--frames", type=int, default=FRAMES, help="most frames of an utterance; default: %(default)s")
+    add("--frames", type=int, default=VERIFIED_FRAMES, help="most frames of an utterance; default: %(default)s")
     add("--seed", type=int, default=0, help="seed of the takes to listen to; default: %(default)s")
     add("--ref-audio", metavar="PATH", help="recording of the voice to clone (Base); default: a synthetic sound")
     add("--ref-text", help="what the recording says; with it in-context cloning is compared too")
 
 
-def _verify(args: argparse.Namespace) -> int:
-    names = ("backend", "device", "weights", "output", "frames", "seed", "ref_audio", "ref_text")
-    return 0 if verify(args.model, **{name: getattr(args, name) for name in names}) else 1
-
-
 def _add_build(commands: argparse._SubParsersAction) -> None:
     about = "compile the kernel for this machine's GPU, so that the first use does not wait"
-    add = add_command(commands, "build", _build, about).add_argument
+    add = add_command(commands, "build", "tools:build", about).add_argument
     add("--weights", type=weights_of, default="bf16", help=f"{WEIGHTS_CHOICES}: each is a build of its own")
-
-
-def _build(args: argparse.Namespace) -> int:
-    device, start = select_device("cuda"), time.monotonic()
-    folder = Path(str(load_extension(device, parts_of(args.weights)).__file__)).parent
-    print(f"ready   in {time.monotonic() - start:.1f} s\ncached  in {folder}")
-    return 0
 
 
 def _add_quantize(commands: argparse._SubParsersAction) -> None:
     about = "make a checkpoint with FP8 weights from one in bf16 (docs/fp8.md)"
-    add = add_command(commands, "quantize", _quantize, about).add_argument
+    add = add_command(commands, "quantize", "tools:quantize", about).add_argument
     add("model", help=f"folder, hub id, or {DEMO!r}")
     add("output", type=Path, help="new folder to write")
     add("--weights", type=weights_of, default="fp8", help=f"{WEIGHTS_CHOICES}; default: %(default)s")
 
 
-def _quantize(args: argparse.Namespace) -> int:
-    fp8 = parts_of(args.weights)
-    if not fp8:
-        raise BackendError("--weights bf16 quantises nothing: give fp8, or parts of it")
-    quantize_checkpoint(args.model, args.output, fp8, print)
-    print(f"wrote   {args.output.resolve()}")
-    return 0
-
-
 def _add_merge(commands: argparse._SubParsersAction) -> None:
     about = "make a checkpoint from one and its LoRA adapters (docs/voices.md)"
-    add = add_command(commands, "merge", _merge, about).add_argument
+    add = add_command(commands, "merge", "tools:merge", about).add_argument
     add("model", help=f"folder, hub id, or {DEMO!r}")
     add("adapters", nargs="+", metavar="adapter", help="folder that PEFT has saved")
     add("output", type=Path, help="new folder to write")
 
 
-def _merge(args: argparse.Namespace) -> int:
-    merge_checkpoint(args.model, args.adapters, args.output, print)
-    print(f"wrote   {args.output.resolve()}")
-    return 0
-
-
 def _add_bench(commands: argparse._SubParsersAction) -> None:
     about = "measure the speed on this machine, beside the floor that its memory sets; takes minutes"
-    add = add_command(commands, "bench", _bench, about).add_argument
+    add = add_command(commands, "bench", "tools:bench", about).add_argument
     add("--model", help="folder or hub id; default: random weights on a GPU, else the demo voice")
-    add("--size", choices=("0.6b", "1.7b"), help="size of the random weights, on a GPU; default: 0.6b")
+    add("--size", choices=MODEL_SIZES[:2], help="size of the random weights, on a GPU; default: 0.6b")
     add("--backend", choices=BACKENDS, default="auto")
     add("--weights", type=weights_of, help=WEIGHTS_HELP)
     add("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
 
 
-def _bench(args: argparse.Namespace) -> int:
-    bench.run(args.model, size=args.size, backend=args.backend, device=args.device, weights=args.weights)
-    return 0
-
-
 def _add_doctor(commands: argparse._SubParsersAction) -> None:
     about = "tell what this machine can do, and what is known about the kernel on it"
-    add = add_command(commands, "doctor", _doctor, about).add_argument
+    add = add_command(commands, "doctor", "tools:doctor", about).add_argument
     add("--json", action="store_true", help="print JSON, to report an issue")
     check = "check the kernel on this GPU now, up to a minute; exit code 1 if it fails"
     add("--check", action="store_true", help=check)
-    add("--size", choices=tuple(SIZES.values()), help="size to check; default: 0.6b")
+    add("--size", choices=MODEL_SIZES, help="size to check; default: 0.6b")
     add("--weights", type=weights_of, help=f"weights to check: {WEIGHTS_CHOICES}; default: bf16")
-
-
-def _doctor(args: argparse.Namespace) -> int:
-    if not args.check and (args.size is not None or args.weights is not None):
-        raise RequestError("--size and --weights need --check: give --check too")
-    fp8 = parts_of(args.weights or "bf16")
-    return doctor.run(check=args.check, size=args.size or "0.6b", fp8=fp8, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from qwen_megakernel import (
     TTSEngine,
     TTSError,
 )
-from qwen_megakernel.engine.watchdog import Patience
+from qwen_megakernel.engine.options import Patience
 from qwen_megakernel.model.voice import Voice
 
 NUMBERS = [5, -1.5, float("nan"), 10**400, True]

@@ -17,12 +17,12 @@ from cases import reference_audio
 from waiting import PATIENCE_S, until
 
 from qwen_megakernel import RequestError, SamplingParams, TTSEngine
+from qwen_megakernel.choices import FORMATS
 from qwen_megakernel.cli import main
 from qwen_megakernel.commands import batch as command
 from qwen_megakernel.commands.batch_input import Line, kind_of, read_lines
 from qwen_megakernel.commands.manifest import Manifest
 from qwen_megakernel.model.pcm import pcm16
-from qwen_megakernel.speech.encoders import FORMATS
 
 pytestmark = pytest.mark.usefixtures("loads_once")
 

@@ -22,9 +22,9 @@ from qwen_megakernel import SamplingParams, TextError, TTSEngine
 from qwen_megakernel.cli import main
 from qwen_megakernel.commands.book_files import Cue, text_of
 from qwen_megakernel.commands.book_text import MAX_PIECE_CHARS, Break, Piece, read_book
-from qwen_megakernel.commands.narrate import HIGHEST_PEAK, Binder, Leveller, Pauses, in_order
+from qwen_megakernel.commands.narrate import HIGHEST_PEAK, Binder, Leveller, in_order
+from qwen_megakernel.commands.options import Pauses, pauses_of
 from qwen_megakernel.commands.output import SpeechFile
-from qwen_megakernel.commands.speak import _pauses_of
 from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.speech import encoders
@@ -325,8 +325,8 @@ def test_subtitles_escape_what_their_format_needs():
 
 
 def test_a_pause_that_is_not_given_is_twice_the_one_before():
-    assert _pauses_of("0.3") == pytest.approx((0.1, 0.3, 0.6, 1.2)) and _pauses_of("6,2,8") == (2, 6, 2, 8)
-    assert _pauses_of("6") == (2, 6, 10, 10)
+    assert pauses_of("0.3") == pytest.approx((0.1, 0.3, 0.6, 1.2)) and pauses_of("6,2,8") == (2, 6, 2, 8)
+    assert pauses_of("6") == (2, 6, 10, 10)
 
 
 @pytest.mark.parametrize(

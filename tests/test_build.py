@@ -27,8 +27,8 @@ from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.backend.sizes import SIZES, built_for, check_sizes
 from qwen_megakernel.backend.targets import TARGETS, target_of
 from qwen_megakernel.backend.vocoder_recorder import GELU, NONE, SNAKE
-from qwen_megakernel.checkpoint.fp8 import PARTS
 from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.choices import PARTS
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.trust import selection
 from qwen_megakernel.trust.selection import Selection, select_backend

@@ -10,9 +10,10 @@ from callers import seeded
 from waiting import PATIENCE_S, run_all, run_python, until
 
 from qwen_megakernel import BackendError, EngineBusy, OutOfMemoryError
-from qwen_megakernel.checkpoint.fp8 import WEIGHTS
 from qwen_megakernel.checkpoint.synthetic import synthetic_config
-from qwen_megakernel.engine.options import EngineOptions, Need
+from qwen_megakernel.choices import WEIGHTS
+from qwen_megakernel.engine.memory import Need
+from qwen_megakernel.engine.options import EngineOptions
 
 TEXT = "Hello there, how are you today?"
 
@@ -144,7 +145,7 @@ def test_too_many_slots_are_refused_with_the_number_that_fits(backend, monkeypat
     assert fits >= 5 and need.slots_in(0) == 0
     for more in (-(2**28), 2**30):  # below and above what the vocoder's larger pushes take
         assert need.slots_in(memory + more + need.slot) == need.slots_in(memory + more) + 1
-    monkeypatch.setattr("qwen_megakernel.engine.options._memory", lambda _device: memory)
+    monkeypatch.setattr("qwen_megakernel.engine.memory._memory", lambda _device: memory)
     with pytest.raises(OutOfMemoryError, match=rf"10{{6}} slots .*: about {fits} slots of 2048 positions fit"):
         backend.load(max_streams=10**6)
 

@@ -21,7 +21,7 @@ from waiting import slow_case
 
 import demo_pipeline
 from qwen_megakernel import SamplingParams, TTSEngine, Voice, bot_page
-from qwen_megakernel.checkpoint.load import DEMO_NOTICE, PUBLISHED
+from qwen_megakernel.choices import DEMO_NOTICE, PUBLISHED
 from qwen_megakernel.cli import main
 from qwen_megakernel.model.pcm import pcm16
 
@@ -203,7 +203,7 @@ def test_the_demo_looks_for_its_recording_before_it_loads(capsys):
 def test_the_demo_reads_what_is_secret_from_the_environment(monkeypatch, capsys):
     monkeypatch.setenv("THE_KEY", "secret")
     stt = ["--stt", "types:SimpleNamespace", "--stt-options"]
-    args = demo_pipeline.make_parser().parse_args([*stt, '{"api_key": "$THE_KEY", "model": "x"}'])
+    args = demo_pipeline.make_parser(None).parse_args([*stt, '{"api_key": "$THE_KEY", "model": "x"}'])
     made = demo_pipeline.make_stt(args)
     assert vars(made) == {"api_key": "secret", "model": "x"}
     assert demo_pipeline.main([*stt, '{"api_key": "$NO_SUCH_KEY"}']) == 1
@@ -380,8 +380,9 @@ def test_a_base_server_whose_voices_clients_make_listens(tiny, monkeypatch):
     from qwen_megakernel.server import app as serve
 
     listened = []
-    monkeypatch.setattr(serve, "serve", lambda *args: listened.append(args) or 0)
-    assert main(["serve", "--model", str(tiny("base")), "--allow-upload", "--device", "cpu"]) == 0 and listened
+    monkeypatch.setattr(serve, "serve", lambda _app, listener: listened.append(listener.close()) or 0)
+    command = ["serve", "--model", str(tiny("base")), "--allow-upload", "--device", "cpu", "--port", "0"]
+    assert main(command) == 0 and listened
 
 
 def test_doctor_says_what_this_machine_can_do(capsys):

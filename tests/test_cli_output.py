@@ -20,13 +20,13 @@ from waiting import PATIENCE_S
 
 import demo_pipeline
 from qwen_megakernel import RequestError, SamplingParams, TTSEngine
+from qwen_megakernel.choices import ENDINGS, FORMATS
 from qwen_megakernel.cli import main
 from qwen_megakernel.commands import narrate, output
 from qwen_megakernel.commands.output import SpeechFile
 from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.engine.utterance import ChunkStream
 from qwen_megakernel.model.pcm import pcm16
-from qwen_megakernel.speech.encoders import ENDINGS, FORMATS
 
 pytestmark = pytest.mark.usefixtures("loads_once")
 

@@ -27,8 +27,9 @@ from serving import running
 from waiting import until
 
 from qwen_megakernel import TTSEngine, cli
-from qwen_megakernel.checkpoint.load import PUBLISHED, Checkpoint, find_cached
+from qwen_megakernel.checkpoint.load import Checkpoint, find_cached
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
+from qwen_megakernel.choices import PUBLISHED
 from qwen_megakernel.commands import options
 from qwen_megakernel.model.voice import Voice
 

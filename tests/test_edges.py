@@ -8,7 +8,8 @@ from probes import probed
 from waiting import slow_case, until
 
 from qwen_megakernel import RequestError, SamplingParams, TTSEngine
-from qwen_megakernel.model.edges import SILENCE, TRIMS, Edges
+from qwen_megakernel.choices import TRIMS
+from qwen_megakernel.model.edges import SILENCE, Edges
 
 RATE = 24000
 TEXT = "Hello there. How are you today?"

@@ -26,8 +26,8 @@ from qwen_megakernel import (
     SpeechError,
 )
 from qwen_megakernel.engine import watchdog
+from qwen_megakernel.engine.options import Patience
 from qwen_megakernel.engine.sequence import SpeechSequence
-from qwen_megakernel.engine.watchdog import Patience
 
 TEXT = "Hello there, how are you today?"
 SEEDED = SamplingParams(seed=5)

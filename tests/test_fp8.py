@@ -20,20 +20,10 @@ from qwen_megakernel.backend.pack import block_rows, pack, row_parts
 from qwen_megakernel.backend.sizes import MLP_PACKET, PACKET
 from qwen_megakernel.backend.targets import BLOCKS
 from qwen_megakernel.checkpoint import quantize as quantize_module
-from qwen_megakernel.checkpoint.fp8 import (
-    LARGEST,
-    PARTS,
-    SCALE,
-    WEIGHTS,
-    dequantize,
-    dequantized,
-    name_of,
-    part_of,
-    parts_of,
-    quantize,
-)
+from qwen_megakernel.checkpoint.fp8 import LARGEST, SCALE, dequantize, dequantized, name_of, part_of, quantize
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
+from qwen_megakernel.choices import PARTS, WEIGHTS, parts_of
 
 CPU = torch.device("cpu")
 FILE = "model.safetensors"

@@ -17,9 +17,9 @@ from packaging.utils import canonicalize_name
 
 from qwen_megakernel import cli
 from qwen_megakernel.backend import build
+from qwen_megakernel.choices import TOKEN
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.guard import OPEN
-from qwen_megakernel.server.service import TOKEN
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -16,9 +16,10 @@ from qwen_megakernel.backend.pack import places
 from qwen_megakernel.backend.sizes import PAGE_POSITIONS as PAGE
 from qwen_megakernel.backend.sizes import padded_mlp
 from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig, SamplingParams
-from qwen_megakernel.checkpoint.fp8 import WEIGHTS, dequantized, quantized
+from qwen_megakernel.checkpoint.fp8 import dequantized, quantized
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
+from qwen_megakernel.choices import WEIGHTS
 from qwen_megakernel.errors import KernelFault
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.sampling import Code0Rules, Draw, gumbel_noise

@@ -24,12 +24,12 @@ from serving import ready
 
 from qwen_megakernel import CheckpointError, SamplingParams, TTSEngine
 from qwen_megakernel.checkpoint.config import GREEDY
-from qwen_megakernel.checkpoint.fp8 import WEIGHTS
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.merge import merge_checkpoint
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.checkpoint.tensors import talker_tensors
+from qwen_megakernel.choices import WEIGHTS
 from qwen_megakernel.cli import main
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.voice import Voice

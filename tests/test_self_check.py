@@ -28,9 +28,9 @@ from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.check import self_check
 from qwen_megakernel.check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.checkpoint.fp8 import WEIGHTS
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
+from qwen_megakernel.choices import WEIGHTS
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.model.transformer import Embeddings

@@ -408,6 +408,7 @@ from qwen_megakernel.server import app as serve
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.bodies import SPEECH
 from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.process import bind
 
 def load():
     engine = probed("demo", max_streams=2, max_positions=512)
@@ -420,7 +421,8 @@ def load():
         engine.begin = broken
     return engine
 
-sys.exit(serve.serve(serve.make_app(load, model="demo", limits=Limits(drain_s=600)), "127.0.0.1", int(sys.argv[1])))
+listener = bind("127.0.0.1", int(sys.argv[1]))
+sys.exit(serve.serve(serve.make_app(load, model="demo", limits=Limits(drain_s=600)), listener))
 """
 
 

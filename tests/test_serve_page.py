@@ -676,8 +676,8 @@ def test_without_the_option_there_is_no_page():
 def test_the_option_reaches_the_server(monkeypatch):
     asked = []
     monkeypatch.setattr(serve, "make_app", lambda load, **options: asked.append(options["ui"]))
-    monkeypatch.setattr(serve, "serve", lambda app, host, port: 0)
-    assert cli.main(["serve", "--ui"]) == cli.main(["serve"]) == 0
+    monkeypatch.setattr(serve, "serve", lambda app, listener: listener.close() or 0)
+    assert cli.main(["serve", "--port", "0", "--ui"]) == cli.main(["serve", "--port", "0"]) == 0
     assert asked == [True, False]
 
 

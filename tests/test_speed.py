@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from waiting import PATIENCE_S, slow_case, until
 
 from qwen_megakernel import RequestError, TTSEngine
+from qwen_megakernel.choices import FASTEST, SLOWEST
 from qwen_megakernel.engine import sequence
-from qwen_megakernel.model.time_stretch import FASTEST, SLOWEST, TimeStretch
+from qwen_megakernel.model.time_stretch import TimeStretch
 from qwen_megakernel.speech.words import SpeechRate, WordTimes
 
 RATE, FRAME = 24000, 1920

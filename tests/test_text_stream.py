@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from test_text_rules import normalized
 from waiting import run_python
 
+from qwen_megakernel.choices import LONGEST_PAUSE_S
 from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.speech.words import SpeechRate, WordTimes
 from qwen_megakernel.text import lexicon as lexicon_module
 from qwen_megakernel.text.front_end import Reading, TextFrontEnd, has_half_characters
 from qwen_megakernel.text.lexicon import Lexicon
 from qwen_megakernel.text.normalize import NormalizerStream, Silence, is_plain
-from qwen_megakernel.text.pauses import LONGEST_PAUSE_S, Pause
+from qwen_megakernel.text.pauses import Pause
 from qwen_megakernel.text.sentence import ends_sentence
 from qwen_megakernel.text.spoken import LANGUAGES
 from qwen_megakernel.text.stage import LONGEST_HELD, is_cjk

@@ -32,12 +32,12 @@ from wyoming.info import Describe, Info  # noqa: E402
 from wyoming.ping import Ping  # noqa: E402
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped, SynthesizeVoice  # noqa: E402
 
-from qwen_megakernel import TTSEngine, __version__, cli  # noqa: E402
+from qwen_megakernel import BackendError, TTSEngine, __version__, cli  # noqa: E402
 from qwen_megakernel.checkpoint.synthetic import NO_EOS  # noqa: E402
 from qwen_megakernel.server.limits import Limits  # noqa: E402
-from qwen_megakernel.server.process import ENGINE_GONE  # noqa: E402
+from qwen_megakernel.server.process import ENGINE_GONE, bind  # noqa: E402
 from qwen_megakernel.server.service import EngineService  # noqa: E402
-from qwen_megakernel.server.wyoming_api import WyomingServer, bind  # noqa: E402
+from qwen_megakernel.server.wyoming_api import WyomingServer  # noqa: E402
 from qwen_megakernel.speech.session import SpeechSession  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
@@ -657,9 +657,9 @@ def test_an_engine_that_cannot_be_loaded_ends_the_process(monkeypatch, caplog):
     monkeypatch.setattr(wyoming_api, "exit_within", ends.append)
 
     def load() -> TTSEngine:
-        raise cli.BackendError("no memory")
+        raise BackendError("no memory")
 
-    assert wyoming_api.serve(load, "127.0.0.1", 0, model="demo") == ENGINE_GONE and ends
+    assert wyoming_api.serve(load, bind("127.0.0.1", 0), model="demo") == ENGINE_GONE and ends
     assert "no memory" in caplog.text
     caplog.clear()
 
@@ -688,9 +688,10 @@ def test_what_can_never_work_ends_it_before_it_loads(args, message, monkeypatch,
 def test_off_loopback_it_warns(monkeypatch, capsys):
     from qwen_megakernel.server import wyoming_api
 
-    monkeypatch.setattr(wyoming_api, "serve", lambda *args, **options: 0)
-    assert cli.main(["wyoming", "--device", "cpu", "--host", "0.0.0.0", "--allow-network"]) == 0
-    assert "warning: everybody who reaches 0.0.0.0:10200" in capsys.readouterr().err
+    monkeypatch.setattr(wyoming_api, "serve", lambda _load, listener, **options: listener.close() or 0)
+    assert cli.main(["wyoming", "--device", "cpu", "--host", "0.0.0.0", "--allow-network", "--port", "0"]) == 0
+    told = capsys.readouterr().err
+    assert "warning: everybody who reaches 0.0.0.0:" in told and ":0 " not in told, "the port that it got"
 
 
 def test_without_the_package_it_names_the_extra(monkeypatch, capsys):

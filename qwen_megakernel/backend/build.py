@@ -23,7 +23,7 @@ import torch
 
 from qwen_megakernel.backend.sizes import check_sizes
 from qwen_megakernel.backend.targets import ARCHITECTURES, BLOCKS, Target, architecture, capability, target_of
-from qwen_megakernel.checkpoint.fp8 import PARTS
+from qwen_megakernel.choices import PARTS
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.files import check_own, own_folder
 

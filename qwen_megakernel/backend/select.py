@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 
 MAX_THREADS = 256
 
-BACKENDS = ("auto", "megakernel", "torch")
-
 
 def select_device(device: str | torch.device | None) -> torch.device:
     """The device to run on; None takes a CUDA GPU if there is one. Raises BackendError: there is no such device."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from qwen_megakernel.backend import interfaces
 from qwen_megakernel.backend.targets import Target
-from qwen_megakernel.checkpoint.fp8 import PARTS
+from qwen_megakernel.choices import PARTS
 from qwen_megakernel.errors import BackendError
 
 LAUNCHES_AHEAD = interfaces.AHEAD

@@ -24,9 +24,10 @@ from qwen_megakernel.backend.cpu_threads import use_threads
 from qwen_megakernel.backend.interfaces import AHEAD, FrameDecoder
 from qwen_megakernel.backend.select import Backend, make_decoder, make_embeddings, select_device
 from qwen_megakernel.checkpoint.config import SamplingParams
-from qwen_megakernel.checkpoint.fp8 import dequantized, parts_of
-from qwen_megakernel.checkpoint.load import DEMO, Checkpoint, name_of_model
+from qwen_megakernel.checkpoint.fp8 import dequantized
+from qwen_megakernel.checkpoint.load import Checkpoint, name_of_model
 from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint
+from qwen_megakernel.choices import DEMO, parts_of
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.prompt import Prompt

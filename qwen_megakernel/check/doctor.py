@@ -11,8 +11,8 @@ from qwen_megakernel import __version__
 from qwen_megakernel.backend.build import driver_version, find_ninja, find_nvcc, no_nvcc, why_no_build, why_no_gpu
 from qwen_megakernel.backend.megakernel import TABLES_LEAVE, free_memory, table_bytes
 from qwen_megakernel.backend.select import Backend, select_device
-from qwen_megakernel.checkpoint.fp8 import WEIGHTS
-from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.choices import DEMO, DEMO_NOTICE, WEIGHTS
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.trust import auto, verdicts
 from qwen_megakernel.trust.selection import select_backend

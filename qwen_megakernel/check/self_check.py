@@ -28,9 +28,10 @@ from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
 from qwen_megakernel.check.bench import frame_ms, free_memory
 from qwen_megakernel.check.teacher_forcing import errors, observed, teacher_forced
 from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig, SamplingParams
-from qwen_megakernel.checkpoint.fp8 import WEIGHTS, dequantized, parts_of, quantized
-from qwen_megakernel.checkpoint.load import DEMO, DEMO_FOLDER
+from qwen_megakernel.checkpoint.fp8 import dequantized, quantized
+from qwen_megakernel.checkpoint.load import DEMO_FOLDER
 from qwen_megakernel.checkpoint.synthetic import random_talker, random_vocoder, synthetic_config
+from qwen_megakernel.choices import DEMO, WEIGHTS, parts_of
 from qwen_megakernel.errors import SpeechError, TTSError
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings

@@ -40,8 +40,9 @@ from qwen_megakernel.check.reference import (
 from qwen_megakernel.check.report import Report, new_folder
 from qwen_megakernel.check.teacher_forcing import errors, observed, teacher_forced
 from qwen_megakernel.checkpoint.config import GREEDY
-from qwen_megakernel.checkpoint.fp8 import dequantized, name_of, parts_of
+from qwen_megakernel.checkpoint.fp8 import dequantized, name_of
 from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.choices import VERIFIED_FRAMES, parts_of
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder
 from qwen_megakernel.model.recording import load_audio
@@ -54,8 +55,7 @@ from qwen_megakernel.trust.selection import select_backend
 
 log = logging.getLogger(__name__)
 
-FRAMES, MOST_FRAMES = 125, 1000
-"""Most frames of an utterance: by default (10 s), and as many as fit a slot beside any reference audio."""
+MOST_FRAMES = 1000  # of an utterance: as many as fit a slot beside any reference audio
 ROWS, VECTOR, PCM, PCM_GPU = 1e-5, 1e-4, 1e-5, 2e-5
 """Largest allowed differences: prompt rows (for values up to 1), speaker vectors, and PCM on a CPU and on a GPU."""
 
@@ -227,7 +227,7 @@ def verify(
     backend: str = "auto",
     device: str | None = None,
     weights: str | Collection[str] | None = None,
-    frames: int = FRAMES,
+    frames: int = VERIFIED_FRAMES,
     seed: int = 0,
     ref_audio: str | None = None,
     ref_text: str | None = None,

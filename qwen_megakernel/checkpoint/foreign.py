@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.checkpoint.json_object import JsonObject
+from qwen_megakernel.choices import PUBLISHED
 from qwen_megakernel.errors import CheckpointError
 
 _METHODS = {"gptq": "GPTQ", "awq": "AWQ"}
@@ -24,13 +25,8 @@ _PORT = ("decoder.quantizer.semantic_residual_vector_quantizer.", "code_predicto
 """Parts of tensor names that only transformers' own port of the model has. It joins the code predictor's heads into one
 matrix and gives the config other keys, so that it does not map one to one."""
 
-PUBLISHED = {
-    ("0b6", "base"): "Qwen/Qwen3-TTS-12Hz-0.6B-Base",
-    ("0b6", "custom_voice"): "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice",
-    ("1b7", "base"): "Qwen/Qwen3-TTS-12Hz-1.7B-Base",
-    ("1b7", "custom_voice"): "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
-    ("1b7", "voice_design"): "Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign",
-}
+_LABELS = [(size, kind) for size in ("0b6", "1b7") for kind in ("base", "custom_voice")] + [("1b7", "voice_design")]
+_PUBLISHED = dict(zip(_LABELS, PUBLISHED, strict=True))
 """The labels in config.json of a checkpoint's size and kind -> the published one's hub id."""
 
 _SMALL = "and weights='fp8' (--weights fp8) if memory is short"
@@ -57,7 +53,7 @@ def _tool(said: dict[str, Any], unnamed: str) -> str:
 def _published(config: JsonObject) -> str:
     """The published checkpoint of the same size and kind, if it has the labels of one."""
     labels = (str(config.raw.get("tts_model_size")), str(config.raw.get("tts_model_type")))
-    return f", such as {PUBLISHED[labels]}" if labels in PUBLISHED else ""
+    return f", such as {_PUBLISHED[labels]}" if labels in _PUBLISHED else ""
 
 
 def kind_of_files(folder: Path) -> str | None:

@@ -7,19 +7,13 @@ in bf16. So the kernel makes bit-identical codes from E4M3 weights and from `deq
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from qwen_megakernel.errors import BackendError, CheckpointError
-
-PARTS = ("talker", "predictor", "codec_head", "lm_heads")
-"""The parts that can be quantised independently: the layers' projections of both stacks, and their heads. They are in
-the order of QMK_FP8's bits (csrc/frame/dims.cuh)."""
-
-WEIGHTS = {"bf16": frozenset(), "fp8": frozenset(PARTS), "fp8-predictor": frozenset({"predictor", "lm_heads"})}
-"""The usual choices of parts by name."""
+from qwen_megakernel.choices import WEIGHTS
+from qwen_megakernel.errors import CheckpointError
 
 SCALE = "_scale"  # the suffix of a quantised tensor's name that names its scales
 
@@ -33,17 +27,6 @@ _PATTERNS = {
     "codec_head": r"talker\.codec_head\.weight",
     "lm_heads": r"talker\.code_predictor\.lm_head\.\d+\.weight",
 }
-
-
-def parts_of(weights: str | Collection[str]) -> frozenset[str]:
-    """The parts to make FP8, from a name in `WEIGHTS` or a list from `PARTS`. Raises BackendError: it is neither."""
-    if isinstance(weights, str) and weights in WEIGHTS:
-        return WEIGHTS[weights]
-    listed = isinstance(weights, Collection) and not isinstance(weights, str)
-    if not listed or not all(isinstance(part, str) and part in PARTS for part in weights):
-        choices = f"one of {', '.join(WEIGHTS)}, or a list of some of {', '.join(PARTS)}"
-        raise BackendError(f"weights must be {choices}, got {weights!r}")
-    return frozenset(weights)
 
 
 def name_of(parts: frozenset[str]) -> str | tuple[str, ...]:

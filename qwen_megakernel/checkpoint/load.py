@@ -27,16 +27,13 @@ from qwen_megakernel.checkpoint.fingerprint import fingerprints_of, origin
 from qwen_megakernel.checkpoint.fp8 import SCALE, dequantize, flaw, part_of, parts_in, quantize_parts
 from qwen_megakernel.checkpoint.stored import INDEX, Headers, Where, read_tensors
 from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, expected_tensors, talker_tensors
+from qwen_megakernel.choices import DEMO, PUBLISHED
 from qwen_megakernel.errors import CheckpointError, CheckpointNotFoundError
 from qwen_megakernel.files import read_file
 
 log = logging.getLogger(__name__)
 
-DEMO = "demo"
 DEMO_FOLDER = Path(__file__).parents[1] / "demo_voice"
-DEMO_NOTICE = "a tiny English voice for trying things out; use --model for a full-size one"
-
-PUBLISHED = tuple(foreign.PUBLISHED.values())
 CODEC_FOLDER = "speech_tokenizer"
 HUB_FILES = (
     *("config.json", "generation_config.json", "vocab.json", "merges.txt", "tokenizer.json"),

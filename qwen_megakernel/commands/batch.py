@@ -16,25 +16,23 @@ from typing import Any, cast
 from tqdm import tqdm
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.choices import MANIFEST
 from qwen_megakernel.commands.batch_input import Line, count_lines, kind_of, read_lines
-from qwen_megakernel.commands.manifest import NAME, Manifest
+from qwen_megakernel.commands.manifest import Manifest
 from qwen_megakernel.commands.options import (
-    add_command,
-    add_engine_options,
-    add_voice_options,
     engine_options,
+    shown,
     slots_of,
     voice_options,
     voices_in,
 )
-from qwen_megakernel.commands.output import SpeechFile, check_format, shown
+from qwen_megakernel.commands.output import SpeechFile, check_format
 from qwen_megakernel.commands.speak import ended_like_ctrl_c, parts_of
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.errors import EngineClosed, TTSError, VoiceError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.server.process import load_for_good
-from qwen_megakernel.speech.encoders import FORMATS
 from qwen_megakernel.speech.jobs import Job, JobResults
 from qwen_megakernel.speech.mapping import SILENTLY, say
 from qwen_megakernel.speech.options import RequestOptions, options_of
@@ -51,20 +49,7 @@ GPU as fast as the demo voice's, a batch made 760 and 731 seconds of audio a sec
 two (docs/log.md, 2026-11-24)."""
 
 
-def add_batch(commands: argparse._SubParsersAction) -> None:
-    about = "make a sound file of every line of a file"
-    batch = add_command(commands, "batch", _batch, about, " (docs/batch.md)")
-    batch.add_argument("input", metavar="INPUT", help="JSONL, CSV or plain text, one utterance a line; - for stdin")
-    batch.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help=f"where files and {NAME} go")
-    batch.add_argument("--input-format", choices=("jsonl", "csv", "text"), help="default: by the name's ending")
-    endings = [ending[1:] for ending in FORMATS]
-    batch.add_argument("--format", choices=endings, default="wav", help="format of the files; default: %(default)s")
-    batch.add_argument("--voices", metavar="DIR", type=Path, help="saved voices that lines may name (Base)")
-    add_engine_options(batch, without=("max_queue", "queue_timeout"), max_streams=None, max_positions=1024)
-    add_voice_options(batch, "batch")
-
-
-def _batch(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     kind = kind_of(args.input, args.input_format)
     check_format("--format", f"x.{args.format}")
     options, voices = voice_options(args, "batch"), voices_in(args.voices)
@@ -221,5 +206,5 @@ class _Batch:
             named = f" ({entry['id']})" if entry["id"] else ""
             print(shown(f"failed  line {entry['line']}{named}: {entry['error']}"), file=sys.stderr)
         if more := self.failures - len(self.failed):
-            print(f"failed  {more} more; {NAME} lists them all", file=sys.stderr)
+            print(f"failed  {more} more; {MANIFEST} lists them all", file=sys.stderr)
         return 1 if self.failures else 0

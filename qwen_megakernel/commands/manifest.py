@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from qwen_megakernel.choices import MANIFEST
 from qwen_megakernel.commands.batch_input import check_id
 from qwen_megakernel.commands.output import new_file
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.files import open_descriptor
 
-NAME = "manifest.jsonl"
 _LONGEST = 2**22  # bytes of a line; an error may quote a line of the input
 
 
@@ -30,7 +30,7 @@ class Manifest:
     def __init__(self, folder: Path):
         """`folder`: made if it does not exist. Raises RequestError: the folder cannot be written, or another batch
         writes there."""
-        self._path = folder / NAME
+        self._path = folder / MANIFEST
         with self._told():
             folder.mkdir(parents=True, exist_ok=True)
             opened = open_descriptor(self._path, "a manifest", flags=os.O_RDWR | os.O_APPEND | os.O_CREAT)
@@ -125,7 +125,7 @@ class Manifest:
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             why = "no space left: make room" if full else f"{error.strerror}: name another folder"
-            raise RequestError(f"--output {self._path.parent}: {NAME} cannot be written, {why}") from None
+            raise RequestError(f"--output {self._path.parent}: {MANIFEST} cannot be written, {why}") from None
 
 
 def _checked(entry: Any) -> dict[str, Any]:

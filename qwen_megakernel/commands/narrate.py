@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from loudness import integrated_loudness
@@ -14,6 +13,7 @@ from tqdm import tqdm
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.commands.book_files import BookFiles, Cue
 from qwen_megakernel.commands.book_text import Book, Break, Piece
+from qwen_megakernel.commands.options import Pauses
 from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.utterance import ChunkStream
 from qwen_megakernel.model.edges import SILENCE, Edges
@@ -92,15 +92,6 @@ class Leveller:
             return self._gain
         self.held_down += 1
         return HIGHEST_PEAK / peak
-
-
-class Pauses(NamedTuple):
-    """Seconds of silence before a piece, one value for each `Break` between it and the piece before."""
-
-    clause: float
-    sentence: float
-    paragraph: float
-    chapter: float
 
 
 class Binder:

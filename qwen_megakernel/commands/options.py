@@ -1,29 +1,40 @@
-"""Command line options that several commands share: the engine's, those of speech, and where speech goes."""
+"""Command line options that several commands share: the engine's, those of speech, and where speech goes.
+
+Help shows them, so what takes long to import is imported by the functions that need it.
+"""
 
 import argparse
+import math
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from qwen_megakernel.backend.select import BACKENDS, select_device
-from qwen_megakernel.checkpoint.fp8 import WEIGHTS, parts_of
-from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED
-from qwen_megakernel.commands.output import OUT, PLAYERS
+from qwen_megakernel.choices import BACKENDS, DEMO, DEMO_NOTICE, ENDINGS, OUT, PLAYERS, PUBLISHED, WEIGHTS, parts_of
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import BackendError, RequestError
-from qwen_megakernel.model.voice import Voice, check_ref_options
-from qwen_megakernel.speech.encoders import ENDINGS
 from qwen_megakernel.speech.options import COMMANDS, SERVERS, RequestOptions, options_of, read_options, table
-from qwen_megakernel.speech.saved_voices import SavedVoices
+
+if TYPE_CHECKING:
+    from qwen_megakernel.model.voice import Voice
 
 WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads"
 WEIGHTS_HELP = f"{WEIGHTS_CHOICES} (docs/fp8.md); default: as the checkpoint has them"
 
+SENTENCE_S = 0.45  # about the model's own pause between sentences
+_LONGEST_PAUSE_S = 10.0
+_QUIETEST, _LOUDEST = -40.0, -5.0  # LUFS
+
 OPENAI_NAMES = "openai"
 """As --voice-alias: OpenAI's names of voices."""
+
+
+def shown(text: str, keep: str = "") -> str:
+    """Make a text safe to print. What comes from a file may hold characters that a terminal takes for commands. `keep`:
+    such characters that stay, as line breaks."""
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def refuse_unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -59,10 +70,9 @@ class CommandParser(argparse.ArgumentParser):
         return namespace, unknown
 
 
-def add_command(
-    commands: argparse._SubParsersAction, name: str, run: Callable[..., int], about: str, more: str = ""
-) -> CommandParser:
-    """Add a command that `run` runs. Its description is `about` and `more`."""
+def add_command(commands: argparse._SubParsersAction, name: str, run: str, about: str, more: str = "") -> CommandParser:
+    """Add a command. `run`: the function that runs it, as "module of commands/:name"; it is imported only then. The
+    description is `about` and `more`."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}.")
     parser.set_defaults(run=run)
     return parser
@@ -76,6 +86,42 @@ def weights_of(text: str) -> str | list[str]:
     except BackendError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return weights
+
+
+class Pauses(NamedTuple):
+    """Seconds of silence before a piece, one value for each `Break` between it and the piece before."""
+
+    clause: float
+    sentence: float
+    paragraph: float
+    chapter: float
+
+
+def pauses_of(text: str) -> Pauses:
+    """Read pauses. A missing pause is twice the one before. A clause's pause is a third of a sentence's."""
+    try:
+        seconds = [float(part) for part in text.split(",")]
+    except ValueError:
+        seconds = []
+    if not 1 <= len(seconds) <= 3 or not all(0 <= s <= _LONGEST_PAUSE_S for s in seconds):
+        raise argparse.ArgumentTypeError(
+            f"expected one to three seconds from 0 to {_LONGEST_PAUSE_S:g}, such as 0.45,0.9,1.8, got {text!r}"
+        )
+    while len(seconds) < 3:
+        seconds.append(min(_LONGEST_PAUSE_S, 2 * seconds[-1]))
+    return Pauses(seconds[0] / 3, *seconds)
+
+
+def loudness_of(text: str) -> float:
+    try:
+        loudness = float(text)
+    except ValueError:
+        loudness = math.nan
+    if not _QUIETEST <= loudness <= _LOUDEST:
+        raise argparse.ArgumentTypeError(
+            f"expected a number of LUFS from {_QUIETEST:g} to {_LOUDEST:g}, such as -19, got {text!r}"
+        )
+    return loudness
 
 
 _ENGINE: dict[str, dict[str, Any]] = {
@@ -130,6 +176,8 @@ _SLOTS = {"cuda": 32, "cpu": 2}
 def slots_of(args: argparse.Namespace) -> int:
     """How many utterances to speak at once: --max-streams, or what suits the device. Raises RequestError: --max-streams
     is below one. Raises BackendError: there is no such device."""
+    from qwen_megakernel.backend.select import select_device
+
     slots = args.max_streams if args.max_streams is not None else _SLOTS[select_device(args.device).type]
     if slots < 1:
         raise RequestError(f"--max-streams must be at least 1, got {slots}")
@@ -186,6 +234,8 @@ def voice_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
     """The options of speech, after the checks that need no model. --voice is loaded. Raises RequestError: the options
     do not go together, or a value is out of range. Raises VoiceError: the file is no voice, or --ref-text is too long.
     Raises AudioError: too many recordings, or one cannot be read."""
+    from qwen_megakernel.model.voice import Voice, check_ref_options
+
     options = speech_options(args, entrance)
     voice, speaker = options.get("voice"), options.get("speaker")
     if voice is not None and args.ref_audio is not None:
@@ -210,9 +260,11 @@ def add_server_options(parser: argparse._ActionsContainer, entrance: str, *, str
     parser.add_argument("--log-texts", action="store_true", help="log the texts too, not only lengths and times")
 
 
-def voices_in(folder: Path | None) -> dict[str, Voice]:
+def voices_in(folder: Path | None) -> "dict[str, Voice]":
     """The saved voices of --voices by their names. Raises RequestError: no such folder. Raises VoiceError: a file is no
     voice."""
+    from qwen_megakernel.speech.saved_voices import SavedVoices
+
     if folder is None:
         return {}
     if not folder.is_dir():

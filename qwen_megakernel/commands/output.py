@@ -20,20 +20,11 @@ from typing import IO, Any, TypeVar
 import numpy as np
 import soundfile
 
+from qwen_megakernel.choices import ENDINGS, FORMATS, MPEG4, OUT, PLAYERS
 from qwen_megakernel.errors import RequestError
-from qwen_megakernel.speech.encoders import ENDINGS, FORMATS, MPEG4, encoder, missing
+from qwen_megakernel.speech.encoders import encoder, missing
 
 _T = TypeVar("_T")
-
-OUT = "out.wav"  # the default output file
-
-PLAYERS = {
-    "aplay": (["-q"], {".wav"}),
-    "paplay": ([], {".wav", ".flac", ".ogg"}),
-    "ffplay": (["-nodisp", "-autoexit", "-loglevel", "error"], set(ENDINGS)),
-    "afplay": ([], {".wav", ".mp3", ".flac"}),
-}
-"""Program -> its options before a file, and the formats that every version of it plays."""
 
 
 def checked_output(args: argparse.Namespace) -> str | None:
@@ -88,12 +79,6 @@ def check_writable(option: str, output: str) -> None:
             raise RequestError(f"{option}: {output!r} is a folder or cannot be written")
     except OSError as error:  # such as a name that is too long
         raise RequestError(f"{option}: {output!r} cannot be written: {error.strerror}") from None
-
-
-def shown(text: str, keep: str = "") -> str:
-    """Make a text safe to print. What comes from a file may hold characters that a terminal takes for commands. `keep`:
-    such characters that stay, as line breaks."""
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 @contextmanager

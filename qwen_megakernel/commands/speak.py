@@ -1,7 +1,6 @@
 """`qwen-megakernel speak`: text in, sound out."""
 
 import argparse
-import math
 import secrets
 import signal
 import sys
@@ -15,23 +14,21 @@ from pathlib import Path
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.languages import find_language, listed
-from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.choices import DEMO, DEMO_NOTICE, OUT
 from qwen_megakernel.commands.book_files import BookFiles, Place, check_subtitles, numbered, tags_of
-from qwen_megakernel.commands.book_lines import FOOTNOTES, Markdown
+from qwen_megakernel.commands.book_lines import Markdown
 from qwen_megakernel.commands.book_source import Source, read_source
 from qwen_megakernel.commands.book_text import MAX_PIECE_CHARS, Book, Piece, check_speakers, read_book
-from qwen_megakernel.commands.narrate import Narrated, Pauses, Progress, narrate
+from qwen_megakernel.commands.narrate import Narrated, Progress, narrate
 from qwen_megakernel.commands.options import (
-    add_command,
-    add_engine_options,
-    add_output_options,
-    add_voice_options,
     engine_options,
+    shown,
     slots_of,
     voice_options,
     voices_in,
 )
-from qwen_megakernel.commands.output import OUT, check_writable, checked_output, play, shown
+from qwen_megakernel.commands.output import check_writable, checked_output, play
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import LanguageError, RequestError, TextError
 from qwen_megakernel.model.conditioning import AUTO
@@ -47,28 +44,9 @@ _LINES_TO_TELL = 200  # of a book tell its language
 _POSITIONS = 1024
 """Positions of a slot if there are several: room for one piece. A transcribed reference may need more."""
 _WAIT_S = 3600.0  # for a slot; a piece waits for the pieces before it
-_SENTENCE_S = 0.45  # about the model's own pause between sentences
-_LONGEST_S = 10.0
-_QUIETEST, _LOUDEST = -40.0, -5.0  # LUFS
 
 
-def add_speak(commands: argparse._SubParsersAction) -> None:
-    speak = add_command(commands, "speak", _speak, "text in, sound out")
-    text = speak.add_mutually_exclusive_group()
-    text.add_argument("--text", help="what to say")
-    about = "read the text, Markdown or EPUB of this file, or - for standard input"
-    text.add_argument("--file", metavar="PATH", help=about)
-    add_output_options(speak)
-    speak.add_argument("--keep-partial", action="store_true", help="after an interrupt, keep what was said so far")
-    _add_book_options(speak)
-    add_engine_options(speak, without=("max_queue", "queue_timeout"), max_streams=None)
-    add_voice_options(speak, "speak")
-    speak.add_argument("--save-voice", metavar="PATH", help="save the voice of --ref-audio, for --voice and `serve`")
-    speak.add_argument("--stream", action="store_true", help="print when each chunk came")
-    speak.add_argument("--list-speakers", action="store_true", help="print the model's speakers and languages")
-
-
-def _speak(args: argparse.Namespace) -> int:
+def speak(args: argparse.Namespace) -> int:
     if args.list_speakers:
         return _list_speakers(args.model)
     source = Source(Markdown(args.text)) if args.text is not None else read_source(args.file)
@@ -131,51 +109,6 @@ def _front_end(model: str, options: RequestOptions, source: Source) -> TextFront
             text = "\n".join(line.text for line in islice(source.lines, _LINES_TO_TELL))
             language = language_of(text, Candidates.of(languages))
     return TextFrontEnd(language, normalize, lexicon, languages=languages).in_conversation(Conversation())
-
-
-def _add_book_options(parser: argparse._ActionsContainer) -> None:
-    pauses = ",".join(f"{_SENTENCE_S * times:g}" for times in (1, 2, 4))
-    about = f"seconds of silence between pieces of a long text; default: {pauses}"
-    parser.add_argument(
-        "--pause", metavar="SENTENCE[,PARAGRAPH[,CHAPTER]]", type=_pauses_of, default=_pauses_of(pauses), help=about
-    )
-    parser.add_argument("--split", choices=("chapters",), help="write a file for each chapter, such as out-01.wav")
-    parser.add_argument("--subtitles", metavar="PATH", help="write sentences and their times to this .srt or .vtt file")
-    parser.add_argument("--speakers", action="store_true", help='a line that begins with "[ada] " is spoken by ada')
-    parser.add_argument("--voices", metavar="DIR", type=Path, help="saved voices for --speakers (Base)")
-    about = "leave footnotes out, or read them at their chapter's end; default: %(default)s"
-    parser.add_argument("--footnotes", choices=FOOTNOTES, default=FOOTNOTES[0], help=about)
-    parser.add_argument("--title", help="the book's title for the files' tags; default: the text's own")
-    parser.add_argument("--author", help="the book's author for the files' tags; default: the text's own")
-    about = "give every piece this loudness, such as -19"
-    parser.add_argument("--loudness", metavar="LUFS", type=_loudness_of, help=about)
-
-
-def _pauses_of(text: str) -> Pauses:
-    """Read pauses. A missing pause is twice the one before. A clause's pause is a third of a sentence's."""
-    try:
-        seconds = [float(part) for part in text.split(",")]
-    except ValueError:
-        seconds = []
-    if not 1 <= len(seconds) <= 3 or not all(0 <= s <= _LONGEST_S for s in seconds):
-        raise argparse.ArgumentTypeError(
-            f"expected one to three numbers of seconds from 0 to {_LONGEST_S:g}, such as 0.45,0.9,1.8, got {text!r}"
-        )
-    while len(seconds) < 3:
-        seconds.append(min(_LONGEST_S, 2 * seconds[-1]))
-    return Pauses(seconds[0] / 3, *seconds)
-
-
-def _loudness_of(text: str) -> float:
-    try:
-        loudness = float(text)
-    except ValueError:
-        loudness = math.nan
-    if not _QUIETEST <= loudness <= _LOUDEST:
-        raise argparse.ArgumentTypeError(
-            f"expected a number of LUFS from {_QUIETEST:g} to {_LOUDEST:g}, such as -19, got {text!r}"
-        )
-    return loudness
 
 
 def _check_book_options(args: argparse.Namespace, output: str | None) -> dict[str, Voice]:

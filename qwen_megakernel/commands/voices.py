@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from qwen_megakernel.checkpoint.load import DEMO, PUBLISHED, Checkpoint
-from qwen_megakernel.commands.options import CommandParser, add_command, add_recordings
-from qwen_megakernel.commands.output import check_writable, shown
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.commands.options import shown
+from qwen_megakernel.commands.output import check_writable
 from qwen_megakernel.engine.sequence import FRAME_S
 from qwen_megakernel.errors import RequestError, VoiceError
 from qwen_megakernel.model.voice import Voice, VoiceEncoder, check_ref_options
@@ -17,43 +17,7 @@ _ENDING = ".safetensors"
 _COLUMNS = ("name", "reference", "checkpoint", "text")
 
 
-def add_voices(commands: argparse._SubParsersAction) -> None:
-    """Add the command `voices` with its subcommands."""
-    about = "saved voices: list, show, make, check"
-    voices = commands.add_parser("voices", help=about, description=f"{about.capitalize()} (docs/voices.md).")
-    actions = voices.add_subparsers(required=True, metavar="ACTION", parser_class=CommandParser)
-
-    listing = add_command(actions, "list", _list, "list the voices of a folder")
-    listing.add_argument("folder", metavar="DIR", type=Path)
-
-    show = add_command(actions, "show", _show, "show what is in a voice's file")
-    show.add_argument("file", metavar="FILE", type=Path)
-
-    make = add_command(actions, "make", _make, "make a voice from recordings")
-    _add_model(make)
-    add_recordings(make, required=True)
-    make.add_argument("--no-trim", action="store_true", help="keep the silence at the ends of recordings")
-    make.add_argument("-o", "--output", metavar="FILE", required=True, help=f"file to write, such as me{_ENDING}")
-
-    about = "tell whether a voice fits a checkpoint"
-    check = add_command(actions, "check", _check, about, ". Exit code 1: it does not")
-    check.add_argument("file", metavar="FILE", type=Path)
-    _add_model(check)
-    about = "an experiment: CustomVoice speaks with a Base checkpoint's voice (docs/voices.md)"
-    check.add_argument("--allow-foreign-voice", action="store_true", help=about)
-
-    for parser in (listing, show, check):
-        parser.add_argument("--json", action="store_true", help="print it as JSON")
-    for parser in actions.choices.values():  # SUPPRESS: keep a -v that came before the action
-        parser.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="log more")
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    about = f"folder, hub id such as {PUBLISHED[0]} (downloaded if need be), or {DEMO!r}"
-    parser.add_argument("--model", required=True, help=about)
-
-
-def _list(args: argparse.Namespace) -> int:
+def list_voices(args: argparse.Namespace) -> int:
     if not args.folder.is_dir():
         raise RequestError(f"no folder {str(args.folder)!r}; `voices show` looks at one file")
     entries = [_entry(path) for path in sorted(args.folder.glob("*" + _ENDING))]
@@ -92,7 +56,7 @@ def _print_table(entries: list[dict[str, Any]]) -> None:
             print(f"not a voice: {shown(entry['error'])}")
 
 
-def _show(args: argparse.Namespace) -> int:
+def show_voice(args: argparse.Namespace) -> int:
     about = _about(Voice.load(args.file))
     if args.json:
         print(json.dumps({"file": str(args.file)} | about, indent=2))
@@ -131,7 +95,7 @@ def _seconds(voice: Voice) -> float | None:
     return None if voice.ref_codes is None else round(len(voice.ref_codes) * FRAME_S, 2)
 
 
-def _make(args: argparse.Namespace) -> int:
+def make_voice(args: argparse.Namespace) -> int:
     check_ref_options(args.ref_audio, args.ref_text)
     check_writable("--output", args.output)
     encoder = VoiceEncoder(Checkpoint.open(args.model))  # only the encoders, because nothing is spoken
@@ -141,7 +105,7 @@ def _make(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace) -> int:
+def check_voice(args: argparse.Namespace) -> int:
     voice, checkpoint = Voice.load(args.file), Checkpoint.open(args.model)
     try:
         fitting_voice(voice, checkpoint, allow_foreign=args.allow_foreign_voice)

@@ -1,19 +1,12 @@
 """What comes out of an utterance: chunks of PCM, and in the end the whole audio."""
 
-import numbers
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from qwen_megakernel.errors import RequestError
-
 CHUNK_SCHEDULE = (1, 2, 4, 8)
 """Frames per chunk: the first sound after one frame, then larger portions; the last size repeats."""
-MOST_CHUNK = 100_000
-_MOST_SIZES = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,17 +119,3 @@ def joined(parts: Sequence[Audio]) -> Audio:
         compute_s=sum(part.compute_s for part in parts),
         lead_s=min(leads, default=None),
     )
-
-
-def chunk_schedule(chunk_frames: Any, name: str = "chunk_frames") -> tuple[int, ...]:
-    """Frames per chunk, from one size or several. The last one repeats. Raises RequestError: none or too many, or not
-    integers of 1 to 100,000."""
-    several = isinstance(chunk_frames, Sequence) and not isinstance(chunk_frames, (str, bytes))
-    sizes = tuple(chunk_frames) if several else (chunk_frames,)
-    if not 0 < len(sizes) <= _MOST_SIZES:
-        raise RequestError(f"{name} must name 1 to {_MOST_SIZES} sizes, got {len(sizes)}")
-    for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, numbers.Integral) or not 1 <= int(size) <= MOST_CHUNK:
-            wanted = f"an integer or a list of integers, each of 1 to {MOST_CHUNK:,} frames"
-            raise RequestError(f"{name} must be {wanted}, got {reprlib.repr(size)}")
-    return tuple(int(size) for size in sizes)

@@ -3,42 +3,14 @@
 import contextlib
 import logging
 import queue
-import reprlib
 import time
-from dataclasses import dataclass
 
 from qwen_megakernel.engine.admission import Admission
 from qwen_megakernel.engine.loop import Loop
-from qwen_megakernel.errors import BackendError, CallbackError
+from qwen_megakernel.engine.options import Patience
+from qwen_megakernel.errors import CallbackError
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Patience:
-    """Seconds that things may take before the watchdog ends them. The defaults are choices, not measurements.
-
-    Attributes:
-        device_s: one turn of the engine's thread. Turns take milliseconds on a GPU, so 30 s is a thousand times more;
-            the driver itself gives up on a lost GPU after some seconds. None: 30 on a GPU, 300 on a CPU, where one long
-            prompt may take minutes.
-        callback_s: one call of `on_chunk`.
-        look_s: between two looks: far shorter than the others, but long enough that looks cost nothing.
-
-    Raises:
-        BackendError: one is not above 0.
-    """
-
-    device_s: float | None = None
-    callback_s: float = 30.0
-    look_s: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name, seconds in vars(self).items():
-            if name == "device_s" and seconds is None:
-                continue
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-                raise BackendError(f"{name} must be seconds above 0, got {reprlib.repr(seconds)}")
 
 
 class Watchdog:

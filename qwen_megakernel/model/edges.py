@@ -2,11 +2,7 @@
 
 import numpy as np
 
-TRIMS = ("none", "start", "end", "both")  # what may be trimmed
-
 SILENCE = 0.003  # amplitude, -50 dBFS: samples that are not above it are silent
-
-LONGEST_S = 2.0  # seconds of silence that may be left at most
 
 FADE_S = 0.005  # seconds over which a cut fades in or out: without it a cut clicks
 

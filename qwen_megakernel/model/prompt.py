@@ -27,6 +27,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.languages import find_language, spellings_of
+from qwen_megakernel.choices import KEPT_VOICES
 from qwen_megakernel.errors import CheckpointError, NoWordsError, SpeakerError, TextError, TextTooLongError
 from qwen_megakernel.model.conditioning import AUTO, UNCONDITIONED, Conditioning
 from qwen_megakernel.model.text import TextTokenizer
@@ -37,7 +38,6 @@ from qwen_megakernel.text.cutting import split_to_fit
 FRAMES_A_TOKEN = 5
 """Frames of speech per token for which `PromptBuilder.pieces` leaves room. The demo voice takes 2 to 4 in any language
 and 8 for digits."""
-KEPT_VOICES = 16  # how many openings a `PromptBuilder` keeps: those that were used last
 
 
 @dataclass(frozen=True, eq=False)

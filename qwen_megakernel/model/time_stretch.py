@@ -9,9 +9,6 @@ phase, and the pitch stays.
 
 import numpy as np
 
-SLOWEST, FASTEST = 0.25, 4.0
-"""Times as fast as the model speaks. A frame of 80 ms then always yields sound: a hop takes 3 to 50 ms of it."""
-
 _HOP_S = 0.0125  # seconds over which one segment fades into the next: a pitch period of 80 Hz, a man's low voice
 
 _REACH_S = 0.0075

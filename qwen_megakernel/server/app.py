@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -198,21 +199,14 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def serve(app: FastAPI, host: str, port: int) -> int:
-    """Serve until the process is told to stop or the engine is gone.
+def serve(app: FastAPI, listener: socket.socket) -> int:
+    """Serve on a bound socket until the process is told to stop or the engine is gone.
 
     Returns:
         The process's exit code.
-
-    Raises:
-        BackendError: the port is taken or not allowed.
     """
     service: EngineService = app.state.service
-    config = config_of(app, host=host, port=port)
-    try:
-        listener = config.bind_socket()  # before the model loads, so that a taken port is reported at once
-    except (SystemExit, OverflowError):  # uvicorn has logged why, or the port number is invalid
-        raise BackendError(f"cannot listen on {host}:{port}; choose another --port, 0 to 65535, or --host") from None
+    config = config_of(app)
     drop_stalled(listener, service.limits.idle_s)
     _Server(config, service).run(sockets=[listener])
     if service.wrong_default:  # starting it again would not help

@@ -11,7 +11,7 @@ from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import Checkpoint, find_cached
 from qwen_megakernel.engine.options import EngineOptions
-from qwen_megakernel.errors import CheckpointError
+from qwen_megakernel.errors import BackendError, CheckpointError
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.trust.selection import select_backend
 
@@ -59,6 +59,30 @@ def load_for_good(model: str, options: EngineOptions) -> TTSEngine:
     gc.collect()
     gc.freeze()
     return engine
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A TCP socket that does not listen yet.
+
+    Raises:
+        BackendError: the port is taken or not allowed, or there is no such host.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # Without the port: the system would take 99999 for 34463.
+        _, kind, protocol, _, (address, _, *scope) = socket.getaddrinfo(host, None, family, socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((address, port, *scope))
+        except BaseException:
+            listener.close()
+            raise
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or "there is no such port"
+        words = f"cannot listen on {host}:{port}: {why}; choose another --port, 0 to 65535, or --host"
+        raise BackendError(words) from None
+    return listener
 
 
 def drop_stalled(listener: socket.socket, seconds: float) -> None:

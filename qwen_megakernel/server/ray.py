@@ -21,9 +21,8 @@ from ray.serve import Application
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qwen_megakernel.backend.select import BACKENDS
-from qwen_megakernel.checkpoint.fp8 import PARTS, WEIGHTS
-from qwen_megakernel.checkpoint.load import DEMO, name_of_model
+from qwen_megakernel.checkpoint.load import name_of_model
+from qwen_megakernel.choices import BACKENDS, DEMO, NORMALIZE, PARTS, TOKEN, WEIGHTS
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.app import make_app
@@ -31,9 +30,8 @@ from qwen_megakernel.server.guard import OPEN
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.process import is_loopback, load_for_good
 from qwen_megakernel.server.refusals import error_response
-from qwen_megakernel.server.service import TOKEN, EngineService
+from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.speech.options import read_options
-from qwen_megakernel.text.front_end import NORMALIZE
 from qwen_megakernel.text.lexicon import Lexicon
 
 log = logging.getLogger(__name__)

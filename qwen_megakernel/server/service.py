@@ -36,9 +36,6 @@ from qwen_megakernel.speech.shared import warm_up
 
 log = logging.getLogger(__name__)
 
-TOKEN = "QWEN_MEGAKERNEL_TOKEN"
-"""Environment variable with a server's token, because every user of a machine can read command lines."""
-
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15")
 """OpenAI's own model names. Clients send one of them by default, and get the served model."""
 

@@ -126,33 +126,9 @@ def _info(service: EngineService) -> Event:
 # ---------------------------------------------------------------- the process
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A TCP socket that does not listen yet, so that clients are refused until the engine is ready.
-
-    Raises:
-        BackendError: the port is taken or not allowed.
-    """
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # Without the port: the system would take 99999 for 34463.
-        _, kind, protocol, _, (address, _, *scope) = socket.getaddrinfo(host, None, family, socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((address, port, *scope))
-        except BaseException:
-            listener.close()
-            raise
-    except (OSError, OverflowError) as error:
-        words = f"cannot listen on {host}:{port}: {error}; choose another --port, 0 to 65535, or --host"
-        raise BackendError(words) from None
-    return listener
-
-
 def serve(
     load: Callable[[], TTSEngine],
-    host: str,
-    port: int,
+    listener: socket.socket,
     *,
     model: str,
     **options: Any,
@@ -162,6 +138,7 @@ def serve(
 
     Args:
         load: makes the engine, in a thread.
+        listener: a socket of `bind`; it listens once the engine is ready, so that clients are refused until then.
         model: the model's name for clients.
         **options: further arguments of `EngineService`.
 
@@ -169,11 +146,10 @@ def serve(
         The process's exit code.
 
     Raises:
-        BackendError: the port is taken or not allowed.
+        BackendError: the port has been taken since `bind`.
         CheckpointError, RequestError: the checkpoint does not have such a voice or language.
     """
     service = EngineService(load, model=model, limits=Limits(), **options)
-    listener = bind(host, port)
     drop_stalled(listener, service.limits.idle_s)
     told: list[int] = []
 

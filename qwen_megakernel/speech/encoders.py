@@ -15,6 +15,7 @@ import numpy as np
 import soundfile
 
 from qwen_megakernel.checkpoint.languages import primary_subtag
+from qwen_megakernel.choices import FORMATS, MPEG4
 from qwen_megakernel.model.pcm import pcm16, wav_header
 from qwen_megakernel.model.resample import resampler
 
@@ -30,21 +31,6 @@ MEDIA = {
 
 RATES = (8000, 12000, 16000, 24000, 48000)
 """Sample rates in Hz of a stream. All of its formats have them."""
-
-FORMATS = {
-    ".wav": ("WAV", "PCM_16"),
-    ".mp3": ("MP3", "MPEG_LAYER_III"),
-    ".flac": ("FLAC", "PCM_16"),
-    ".ogg": ("OGG", "VORBIS"),
-    ".opus": ("OGG", "OPUS"),
-}
-"""Ending of a file's name -> libsndfile's names of format and coding."""
-
-MPEG4 = (".m4a", ".m4b")
-"""Endings of MPEG-4 files: AAC with chapter marks."""
-
-ENDINGS = (*FORMATS, *MPEG4)
-"""The endings of all files that can be written."""
 
 _TAGS = {"title": "title", "artist": "artist", "album": "album", "track": "tracknumber"}
 """A tag -> libsndfile's name for it."""

@@ -19,7 +19,8 @@ from qwen_megakernel.checkpoint.fp8 import name_of
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.core import EngineCore
-from qwen_megakernel.engine.options import EngineOptions, Need, memory_of, told_of_memory
+from qwen_megakernel.engine.memory import Need, memory_of, told_of_memory
+from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance

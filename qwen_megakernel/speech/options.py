@@ -3,7 +3,7 @@
 A row of `RequestOptions` is an option: its name, its type, and an `Option` with the rest. CONTRIBUTING.md says how to
 add one.
 
-This module imports no torch, because a server's client checks its options with it too.
+A server's client checks its options with this module, and a command's help shows them: it imports no torch, no numpy.
 """
 
 import numbers
@@ -14,19 +14,15 @@ from functools import cache, partial
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast, get_args, get_type_hints
 
-from qwen_megakernel.checkpoint.config import SamplingParams
-from qwen_megakernel.engine.audio import MOST_CHUNK, chunk_schedule
+from qwen_megakernel.choices import FASTEST, LONGEST_PAUSE_S, LONGEST_S, MOST_CHUNK, NORMALIZE, SLOWEST, TRIMS
 from qwen_megakernel.errors import InstructError, LanguageError, RequestError, SpeakerError, SpeedError, TextError
-from qwen_megakernel.model.edges import LONGEST_S, TRIMS
-from qwen_megakernel.model.time_stretch import FASTEST, SLOWEST
-from qwen_megakernel.text.front_end import NORMALIZE
-from qwen_megakernel.text.lexicon import Lexicon
-from qwen_megakernel.text.pauses import LONGEST_PAUSE_S
 
 if TYPE_CHECKING:
+    from qwen_megakernel.checkpoint.config import SamplingParams
     from qwen_megakernel.model.voice import Voice
+    from qwen_megakernel.text.lexicon import Lexicon
 else:
-    Voice = object  # its module needs torch
+    SamplingParams = Voice = Lexicon = object  # their modules need numpy, torch and num2words
 
 COMMANDS = ("speak", "batch", "demo")
 CLIENTS = ("http", "socket", "stream")
@@ -37,6 +33,7 @@ ENTRANCES = ("python", *COMMANDS, "line", *CLIENTS, *SERVERS, *BOTS)
 vLLM-Omni's; servers' commands, for what clients leave out; Pipecat's services, with the engine here or in a server."""
 
 MOST_RETRIES = 100
+_MOST_SIZES = 1000  # of a schedule of chunks
 TRIM_TO_S = 0.05
 MOST_TEXT = 2000  # characters of a string from a client
 
@@ -45,8 +42,41 @@ def _sizes(text: str) -> list[int]:
     return [int(size) for size in text.split(",")]
 
 
+def _schedule(value: Any, name: str) -> tuple[int, ...]:
+    """Frames per chunk, from one size or several. The last one repeats."""
+    several = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+    sizes = tuple(value) if several else (value,)
+    if not 0 < len(sizes) <= _MOST_SIZES:
+        raise RequestError(f"{name} must name 1 to {_MOST_SIZES} sizes, got {len(sizes)}")
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, numbers.Integral) or not 1 <= int(size) <= MOST_CHUNK:
+            wanted = f"an integer or a list of integers, each of 1 to {MOST_CHUNK:,} frames"
+            raise RequestError(f"{name} must be {wanted}, got {reprlib.repr(size)}")
+    return tuple(int(size) for size in sizes)
+
+
 def _sampled(value: Any, name: str) -> Any:
+    from qwen_megakernel.checkpoint.config import SamplingParams
+
     return getattr(SamplingParams(**{name: value}), name)
+
+
+def _sampling(value: Any, name: str) -> Any:
+    from qwen_megakernel.checkpoint.config import SamplingParams
+
+    return _a(SamplingParams, value, name)
+
+
+def _lexicon(value: Any, name: str) -> Any:
+    from qwen_megakernel.text.lexicon import Lexicon
+
+    return _a(Lexicon, value, name)
+
+
+def _load_lexicon(path: str) -> Any:
+    from qwen_megakernel.text.lexicon import Lexicon
+
+    return Lexicon.load(path)
 
 
 @dataclass(frozen=True)
@@ -169,7 +199,7 @@ class RequestOptions(TypedDict, total=False):
     top_k: Annotated[int | None, _SAMPLED("draw from the k likeliest codes, 0: from all; default: the checkpoint's")]
     top_p: Annotated[float | None, _SAMPLED("draw from codes of this total probability; default: the checkpoint's")]
     repetition_penalty: Annotated[float | None, _SAMPLED("above 1: code 0 repeats less; default: the checkpoint's")]
-    sampling: Annotated[SamplingParams | None, Option("all of these", check=partial(_a, SamplingParams), without=_FLAT)]
+    sampling: Annotated[SamplingParams | None, Option("all of these", check=_sampling, without=_FLAT)]
     speed: Annotated[float | None, Option("times as fast, at the same pitch", 1.0, SLOWEST, FASTEST, error=SpeedError)]
     trim: Annotated[str | None, Option("where to cut silence", "none", choices=TRIMS)]
     silence_s: Annotated[
@@ -180,7 +210,7 @@ class RequestOptions(TypedDict, total=False):
     ]
     lexicon: Annotated[
         Lexicon | None,
-        Option("words with other spellings to read", check=partial(_a, Lexicon), load=Lexicon.load, without=_LEXICON),
+        Option("words with other spellings to read", check=_lexicon, load=_load_lexicon, without=_LEXICON),
     ]
     non_streaming_mode: Annotated[bool | None, Option(_WHOLE, names=_LAYOUT, words={"whole": True, "streaming": False})]
     max_frames: Annotated[
@@ -189,7 +219,7 @@ class RequestOptions(TypedDict, total=False):
     ]
     chunk_frames: Annotated[
         int | Sequence[int] | None,
-        Option(_SIZES, None, 1, MOST_CHUNK, check=chunk_schedule, load=_sizes, names=_FIRST, without=_FILES),
+        Option(_SIZES, None, 1, MOST_CHUNK, check=_schedule, load=_sizes, names=_FIRST, without=_FILES),
     ]
     retries: Annotated[
         int | None, Option("how often to say it again if it ends badly", 0, 0, MOST_RETRIES, without=_RETRIES)

@@ -11,8 +11,9 @@ from typing import Any
 from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.checkpoint.adapters import adapter_folders
 from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
-from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
+from qwen_megakernel.checkpoint.fp8 import name_of
 from qwen_megakernel.checkpoint.load import find_cached
+from qwen_megakernel.choices import parts_of
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.speech.engine import TTSEngine

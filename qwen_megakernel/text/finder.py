@@ -45,7 +45,8 @@ _LETTERS = regex.compile(
     r"(?P<Kana>[\p{Hiragana}\p{Katakana}])|(?P<Hangul>\p{Hangul})|(?P<Han>\p{Han})|(?P<Cyrillic>\p{Cyrillic})"
     r"|(?P<Latin>\p{Latin})|(?P<other>\p{L})"
 )
-_NO_WORDS = regex.compile(r"\p{N}+\p{Latin}*|\S*(?:[@/_\\]|\w\.\w)\S*")  # numbers with units, addresses, names of programs
+# Numbers with their units, addresses, names of programs:
+_NO_WORDS = regex.compile(r"\p{N}+\p{Latin}*|\S*(?:[@/_\\]|\w\.\w)\S*")
 _WIDE = 3  # a letter of East Asia says as much as so many others
 
 _WIDE_ENDS = "。！？"  # behind these comes no blank

@@ -7,6 +7,7 @@ import reprlib
 import types
 from collections.abc import Callable, Sequence
 
+from qwen_megakernel.choices import NORMALIZE
 from qwen_megakernel.errors import TextError
 from qwen_megakernel.text import finder
 from qwen_megakernel.text.finder import LONGEST_WAIT, Candidates, Conversation, LanguageFinder
@@ -18,7 +19,6 @@ from qwen_megakernel.text.stage import FIRST_MARK, has_words, is_mark
 
 log = logging.getLogger(__name__)
 
-NORMALIZE = ("off", "auto")  # the values of `normalize`
 
 _HALVES = re.compile("[\ud800-\udfff]")
 _AT_MARKS = re.compile(f"([{FIRST_MARK}-\U0010ffff])")

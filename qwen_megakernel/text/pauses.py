@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 
+from qwen_megakernel.choices import LONGEST_PAUSE_S
 from qwen_megakernel.errors import TextError
 
 log = logging.getLogger(__name__)
 
-LONGEST_PAUSE_S = 10.0
 LONGEST_SILENCE_S = 60
 """Seconds of all pauses of one text beyond its speech, so that no short text is a long silence."""
 _LETTER_MS = 70  # that a character may take to speak

@@ -8,11 +8,11 @@ import torch
 
 from qwen_megakernel.backend.build import driver_version, why_no_build, why_no_gpu
 from qwen_megakernel.backend.megakernel import why_no_megakernel
-from qwen_megakernel.backend.select import BACKENDS, Backend, check_threads, select_device
+from qwen_megakernel.backend.select import Backend, check_threads, select_device
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
-from qwen_megakernel.checkpoint.fp8 import parts_of
 from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.choices import BACKENDS, parts_of
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.trust import auto
 from qwen_megakernel.trust.verdicts import Key, record_of, size_of, void

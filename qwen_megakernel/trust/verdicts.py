@@ -24,12 +24,13 @@ from qwen_megakernel.backend.sizes import DIMS
 from qwen_megakernel.backend.targets import capability, target_of
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import name_of
+from qwen_megakernel.choices import MODEL_SIZES
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.files import check_own, own_folder, read_file
 
 log = logging.getLogger(__name__)
 
-SIZES = dict(zip(DIMS, ("0.6b", "1.7b", "demo"), strict=True))
+SIZES = dict(zip(DIMS, MODEL_SIZES, strict=True))
 """Names of the sizes that the kernel is compiled for, by the talker's width."""
 
 MOST_BYTES = 64 * 1024  # the largest verdict file, and the longest line of the check's process, that is read

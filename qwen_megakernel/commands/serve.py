@@ -1,0 +1,101 @@
+"""`qwen-megakernel serve` and `wyoming`: the engine for other processes."""
+
+import argparse
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.checkpoint.load import name_of_model
+from qwen_megakernel.choices import TOKEN
+from qwen_megakernel.commands.options import OPENAI_NAMES, engine_options, speech_options
+from qwen_megakernel.errors import BackendError, RequestError
+from qwen_megakernel.server.process import bind, check_model, is_loopback, load_for_good
+
+
+def serve(args: argparse.Namespace) -> int:
+    try:
+        from qwen_megakernel.server import app as http
+    except ModuleNotFoundError as error:
+        raise BackendError(f"serving needs {error.name}: in the checkout, pip install -e '.[serve]'") from None
+    if args.token is not None and not args.token.strip():
+        raise BackendError("--token is empty: give a token, or leave the option out")
+    token = (args.token or os.environ.get(TOKEN) or "").strip() or None
+    if token is None and not is_loopback(args.host):
+        raise BackendError(f"--host {args.host} can be reached by others: set {TOKEN}, or listen on 127.0.0.1")
+    name, config, load = _engine_of_server(args)
+    app = http.make_app(
+        load,
+        model=name,
+        config=config,
+        token=token,
+        voices=args.voices,
+        allow_foreign_voice=args.allow_foreign_voice,
+        served_names=args.served_name,
+        aliases=dict(alias for alias in args.voice_alias if alias != OPENAI_NAMES),
+        openai_voices=OPENAI_NAMES in args.voice_alias,
+        defaults=speech_options(args, "serve"),
+        upload=args.allow_upload,
+        clone=args.allow_clone,
+        origins=args.allow_origin,
+        ui=args.ui,
+        log_texts=args.log_texts,
+    )
+    listener = bind(args.host, args.port)
+    print(f"serving {name} on http://{_address(args.host, listener)}", file=sys.stderr)
+    return _end_of_server(http.serve(app, listener))
+
+
+def _address(host: str, listener: socket.socket) -> str:
+    """For a URL. --port 0 has let the system choose a port."""
+    return f"{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+
+def _engine_of_server(args: argparse.Namespace) -> tuple[str, ModelConfig | None, Callable[[], TTSEngine]]:
+    """The model's name for clients, its checkpoint's config if known, and a function that loads the engine. Raises
+    TTSError: the engine could never be loaded."""
+    if args.voices and not args.voices.is_dir():
+        raise RequestError(f"--voices: no folder {str(args.voices)!r}")
+    if args.allow_foreign_voice and not args.voices:
+        raise RequestError("--allow-foreign-voice needs the voices of --voices: give both")
+    options = engine_options(args, max_queue=args.max_streams if args.max_queue is None else args.max_queue)
+    return name_of_model(args.model), check_model(args.model, options), lambda: load_for_good(args.model, options)
+
+
+def _end_of_server(code: int) -> int:
+    if code:  # else the process might wait for a thread whose device does not answer
+        logging.shutdown()
+        os._exit(code)
+    return code
+
+
+def wyoming(args: argparse.Namespace) -> int:
+    try:
+        from qwen_megakernel.server import wyoming_api
+    except ModuleNotFoundError as error:
+        how = "in the checkout, pip install -e '.[wyoming]'"
+        raise BackendError(f"the Wyoming server needs {error.name}: {how}") from None
+    if not is_loopback(args.host):
+        if not args.allow_network:
+            why = "can be reached by others, and Wyoming has no token"
+            raise BackendError(f"--host {args.host} {why}: on a network that you trust, give --allow-network")
+    name, config, load = _engine_of_server(args)
+    listener = bind(args.host, args.port)
+    where = _address(args.host, listener)
+    if not is_loopback(args.host):
+        print(f"warning: everybody who reaches {where} can use it: Wyoming has no token", file=sys.stderr)
+    print(f"serving {name} on tcp://{where} once it is ready", file=sys.stderr)
+    code = wyoming_api.serve(
+        load,
+        listener,
+        model=name,
+        variant=config and config.variant,
+        defaults=speech_options(args, "wyoming"),
+        voices=args.voices,
+        allow_foreign_voice=args.allow_foreign_voice,
+        log_texts=args.log_texts,
+    )
+    return _end_of_server(code)

@@ -1,0 +1,54 @@
+"""`qwen-megakernel verify`, `build`, `quantize`, `merge`, `bench` and `doctor`."""
+
+import argparse
+import time
+from pathlib import Path
+
+from qwen_megakernel.backend.build import load_extension
+from qwen_megakernel.backend.select import select_device
+from qwen_megakernel.check import bench as benchmark
+from qwen_megakernel.check import doctor as examination
+from qwen_megakernel.check.verify import verify as verify_checkpoint
+from qwen_megakernel.checkpoint.merge import merge_checkpoint
+from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
+from qwen_megakernel.choices import parts_of
+from qwen_megakernel.errors import BackendError, RequestError
+
+
+def verify(args: argparse.Namespace) -> int:
+    names = ("backend", "device", "weights", "output", "frames", "seed", "ref_audio", "ref_text")
+    return 0 if verify_checkpoint(args.model, **{name: getattr(args, name) for name in names}) else 1
+
+
+def build(args: argparse.Namespace) -> int:
+    device, start = select_device("cuda"), time.monotonic()
+    folder = Path(str(load_extension(device, parts_of(args.weights)).__file__)).parent
+    print(f"ready   in {time.monotonic() - start:.1f} s\ncached  in {folder}")
+    return 0
+
+
+def quantize(args: argparse.Namespace) -> int:
+    fp8 = parts_of(args.weights)
+    if not fp8:
+        raise BackendError("--weights bf16 quantises nothing: give fp8, or parts of it")
+    quantize_checkpoint(args.model, args.output, fp8, print)
+    print(f"wrote   {args.output.resolve()}")
+    return 0
+
+
+def merge(args: argparse.Namespace) -> int:
+    merge_checkpoint(args.model, args.adapters, args.output, print)
+    print(f"wrote   {args.output.resolve()}")
+    return 0
+
+
+def bench(args: argparse.Namespace) -> int:
+    benchmark.run(args.model, size=args.size, backend=args.backend, device=args.device, weights=args.weights)
+    return 0
+
+
+def doctor(args: argparse.Namespace) -> int:
+    if not args.check and (args.size is not None or args.weights is not None):
+        raise RequestError("--size and --weights need --check: give --check too")
+    fp8 = parts_of(args.weights or "bf16")
+    return examination.run(check=args.check, size=args.size or "0.6b", fp8=fp8, as_json=args.json)
