@@ -63,6 +63,7 @@ from pipecat.workers.runner import WorkerRunner
 
 from qwen_megakernel import TTSEngine, TTSError, bot_page
 from qwen_megakernel.choices import DEMO, DEMO_NOTICE, OUT, PUBLISHED
+from qwen_megakernel.commands.idle import refuse_idle
 from qwen_megakernel.commands.options import (
     engine_options,
     voice_options,
@@ -85,6 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         make_stt(args)  # wrong options are told now, not to the first caller
         voice_options(args, "demo")
+        refuse_idle(args, parser, "demo")
         if not args.bot:
             speak(args)
         elif args.local_audio:

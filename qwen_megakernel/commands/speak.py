@@ -1,6 +1,7 @@
 """`qwen-megakernel speak`: text in, sound out."""
 
 import argparse
+import logging
 import secrets
 import signal
 import sys
@@ -39,6 +40,8 @@ from qwen_megakernel.text.cutting import split_evenly
 from qwen_megakernel.text.finder import Candidates, Conversation, language_of
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.spoken_text import SpokenText
+
+log = logging.getLogger(__name__)
 
 _LINES_TO_TELL = 200  # of a book tell its language
 _POSITIONS = 1024
@@ -121,8 +124,8 @@ def _check_book_options(args: argparse.Namespace, output: str | None) -> dict[st
         raise RequestError("--split chapters writes several files, and --play plays one: give one of the two")
     if args.subtitles is not None:
         check_subtitles(args.subtitles)
-    if args.voices is not None and not args.speakers:
-        raise RequestError("--voices has the voices for --speakers: give both")
+    if args.voices is not None and not (args.speakers or args.voice):
+        raise RequestError("--voices has the voices for --speakers, or the one that --voice names: give both")
     return voices_in(args.voices)
 
 
@@ -172,6 +175,8 @@ class _Requests:
         for piece in pieces:
             parts = self._engine.parts(SpokenText(piece.text), self.of(piece))
             fitting.extend(piece.cut(part.text for part in parts))
+        if len(fitting) > 1 and self._options.get("silence_s") is not None:
+            log.warning("silence_s changes nothing in a text of several pieces: --pause says how far apart they are")
         if len(fitting) > 1:  # PyTorch's last bits of samples would depend on how pieces are cut into pushes
             self._options = self._options | {"reproducible": True, "trim": "none"}
         return fitting

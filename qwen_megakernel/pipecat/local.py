@@ -90,10 +90,16 @@ class MegakernelTTSService(SpeechService):
             **kwargs: For `TTSService`.
 
         Raises:
-            RequestError: the model does not have the voice or language (the message lists the known ones), or a
-                sampling value or chunk size is out of range. If the model is not on this machine yet, `setup` checks.
+            RequestError: an engine comes with a model or options to load another. Or the model does not have the voice
+                or language (the message lists the known ones), or a sampling value or chunk size is out of range. If
+                the model is not on this machine yet, `setup` checks.
             TypeError: an argument that neither this service nor `TTSService` has.
         """
+        if engine and (engine_options or model not in (DEFAULT_MODEL, engine.model)):
+            raise RequestError(
+                f"the engine is loaded already, with {engine.model!r}: leave model and engine_options out, or leave "
+                "engine out"
+            )
         store = self.Settings.unset(engine.model if engine else str(model))
         if settings is not None:
             named = settings.model if is_given(settings.model) else None

@@ -87,6 +87,7 @@ class Speech:
             self.ignored = ["instructions"]
             options = options | {"instruct": None}
         conversation = Conversation()
+        self.ignored += service.idle(options)
         first = service.request(options).in_conversation(conversation)
         self.seed = first.seed
         turns = [(text, first)]
@@ -97,7 +98,7 @@ class Speech:
                 (said, service.request(options | {"voice": name}).in_conversation(conversation) if name else first)
                 for name, said in named
             ]
-        self._texts = *(said for said, _ in turns), None if self.ignored else instruct
+        self._texts = *(said for said, _ in turns), options.get("instruct")
         self._samples = self._speak(turns)
 
     async def usage(self) -> dict[str, int]:

@@ -246,6 +246,7 @@ class _Context:
         clone = read_clone({name: settings.pop(name) for name in CLONE_FIELDS if name in settings})
         options = await service.cloned(read_options(settings, "socket", also=SETTINGS), clone)
         request = service.request(options, lenient=True).in_conversation(self._socket.conversation)
+        self._ignored += service.idle(options)
         if not complete:
             request = request.in_pieces()
         seed = request.seed
@@ -293,7 +294,8 @@ class _Context:
         Returns:
             Its settings, its text, and whether the text is complete.
         """
-        message, self._ignored = told_apart(message, "socket")
+        message, ignored = told_apart(message, "socket")
+        self._ignored = ignored if opens else self._ignored
         most = self._socket.service.limits.max_text
         if self._characters > most:
             raise TextTooLongError(

@@ -20,7 +20,7 @@ from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.memory import Need, memory_of, told_of_memory
-from qwen_megakernel.engine.options import EngineOptions
+from qwen_megakernel.engine.options import EngineOptions, tell_idle
 from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
@@ -92,6 +92,7 @@ class TTSEngine:
         self._voice_encoder = VoiceEncoder(checkpoint)
         spare = backend.spare() if options.fallback else None
         self._has_spare = spare is not None
+        tell_idle(options, config.variant, has_spare=self._has_spare)
         self._core = EngineCore(
             loaded,
             sample_rate=self.sample_rate,

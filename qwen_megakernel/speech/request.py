@@ -21,7 +21,7 @@ from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.edges import FADE_S
 from qwen_megakernel.model.prompt import PromptBuilder
 from qwen_megakernel.model.voice import Voice
-from qwen_megakernel.speech.options import read_options, table
+from qwen_megakernel.speech.options import idle, read_options, table
 from qwen_megakernel.text.cutting import check_unicode
 from qwen_megakernel.text.finder import Conversation
 from qwen_megakernel.text.front_end import Reading, TextFrontEnd
@@ -118,6 +118,7 @@ class RequestChecker:
         self._prompts = prompts
         self._allow_foreign = allow_foreign_voice
         self._told_of_foreign = False
+        self._told_idle: set[str] = set()  # options
         self._told_of = {checkpoint.fingerprint}  # fingerprints of voices
 
     def check(self, given: Mapping[str, Any]) -> SpeechRequest:
@@ -129,6 +130,10 @@ class RequestChecker:
             RequestError: by kind, see errors.py.
         """
         read = read_options(given, "python")
+        for name, needed in idle(read).items():
+            if name not in self._told_idle:
+                self._told_idle.add(name)
+                log.warning("%s changes nothing without %s: give both, or leave %s out", name, needed, name)
         options: dict[str, Any] = {name: row.default for name, row in table().items()} | read
         voice, language = options["voice"], self._prompts.known_language(read.get("language"))
         whole = options["non_streaming_mode"]

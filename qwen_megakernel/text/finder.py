@@ -118,8 +118,8 @@ def language_of(text: str, candidates: Candidates, least: float = LIKELY) -> str
     letters = Counter(found.lastgroup for found in _LETTERS.finditer(words))
     if not letters:
         return None
-    for script in ("Kana", "Hangul", "Han"):
-        letters[script] *= _WIDE
+    for wide in ("Kana", "Hangul", "Han"):
+        letters[wide] *= _WIDE
     if letters["Kana"]:  # Japanese has both
         letters["Kana"] += letters.pop("Han")
     script = letters.most_common(1)[0][0]
@@ -171,6 +171,8 @@ class LanguageFinder:
         """A pause comes here: what is before it may be clear."""
         if not self.decided:
             self._see(self._shown.settle() + " ")
+        if not self.decided:
+            self._decide(SURE)
 
     def settle(self, needed: bool) -> str | None:
         """The text so far must be spoken now, and it has numbers or the like if its language is `needed`. Returns the

@@ -226,7 +226,6 @@ class TextFrontEndStream:
         self._lenient = lenient
         self._seeks = lenient and not normalizes  # a sentence begins with a word: the normalizer sees to that itself
         self._sought, self._silent = self._seeks, ""  # no word has come yet; what has come instead
-        self._reads_aloud = reads_aloud
         self._lexicon = lexicon
         self._finder = finder
         self._waits = finder is not None  # for the language
@@ -300,8 +299,7 @@ class TextFrontEndStream:
     def _begin(self, language: str | None) -> None:
         """From here on the text is in this language."""
         if self._normalizer:
-            before, self._normalizer = self._normalizer, NormalizerStream(language, self._reads_aloud)
-            self._normalizer.follow(before)
+            self._normalizer.read_in(language)
         if self._lexicon:
             self._words = self._lexicon.stream(language)
 

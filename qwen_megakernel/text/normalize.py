@@ -83,6 +83,16 @@ class NormalizerStream:
             else:
                 self._stages[place] = self._may_be_open[place] = other
 
+    def read_in(self, language: str | None) -> None:
+        """From here on the text is in this language. Words may not be held back."""
+        name = language_name(language)
+        for place, stage in enumerate(self._stages):
+            if isinstance(stage, Maths):
+                self._stages[place] = self._may_be_open[place] = maths = Maths(name)
+                maths.follow(stage)
+            elif isinstance(stage, Words):
+                self._stages[place] = Words(LANGUAGES.get(name or ""))
+
     def _through(self, text: str, first: int) -> str:
         for stage in self._stages[first:]:
             text = stage.push(text)
