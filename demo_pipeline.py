@@ -65,7 +65,9 @@ from qwen_megakernel import TTSEngine, TTSError, bot_page
 from qwen_megakernel.choices import DEMO, DEMO_NOTICE, OUT, PUBLISHED
 from qwen_megakernel.commands.idle import refuse_idle
 from qwen_megakernel.commands.options import (
+    check_voice,
     engine_options,
+    told,
     voice_options,
 )
 from qwen_megakernel.commands.output import SpeechFile, checked_output, play, players_of, write_stdout
@@ -94,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             serve(args, parser)
     except (TTSError, ImportError) as error:  # a part of Pipecat may be missing; it says which extra has it
-        print(f"error: {error}", file=sys.stderr)
+        print(told(error, args), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -124,6 +126,7 @@ async def make_tts(args: argparse.Namespace, engine: TTSEngine) -> MegakernelTTS
         options["voice"] = await asyncio.to_thread(engine.create_voice, args.ref_audio, args.ref_text)
     elif speaker := options.pop("speaker", None):
         options["voice"] = speaker
+    check_voice(engine.variant, options)
     return MegakernelTTSService(
         engine=engine,
         settings=MegakernelTTSService.Settings(**options),

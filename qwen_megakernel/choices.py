@@ -19,6 +19,8 @@ PUBLISHED = (
 )
 """Hub ids of the published checkpoints."""
 
+VARIANTS = ("base", "custom_voice", "voice_design")  # kinds of checkpoints
+SYNTHETIC_SIZES = ("tiny", "tiny-adapter", "demo", "0.6b", "1.7b")  # of checkpoints with random weights
 MODEL_SIZES = ("0.6b", "1.7b", "demo")  # that the kernel is compiled for
 
 BACKENDS = ("auto", "megakernel", "torch")

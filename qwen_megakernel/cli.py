@@ -18,7 +18,9 @@ from qwen_megakernel.choices import (
     MANIFEST,
     MODEL_SIZES,
     PUBLISHED,
+    SYNTHETIC_SIZES,
     TOKEN,
+    VARIANTS,
     VERIFIED_FRAMES,
 )
 from qwen_megakernel.commands.book_lines import FOOTNOTES
@@ -35,9 +37,11 @@ from qwen_megakernel.commands.options import (
     add_served_names,
     add_server_options,
     add_voice_options,
+    an_integer,
     loudness_of,
     pauses_of,
     shown,
+    told,
     weights_of,
 )
 
@@ -74,7 +78,7 @@ def run(args: argparse.Namespace, function: Callable[[argparse.Namespace], int])
         refuse_idle(args, args.parser, args.run.partition(":")[2])
         return function(args)
     except TTSError as error:
-        print(shown(f"error: {error}", keep="\n\t"), file=sys.stderr)
+        print(told(error, args), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -87,8 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qwen-megakernel", description="Speak with Qwen3-TTS.")
     parser.add_argument("--version", action="version", version=f"qwen-megakernel {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
-    adders = (_add_speak, _add_batch, _add_voices, _add_serve, _add_wyoming, _add_verify, _add_quantize, _add_merge)
-    for add in (*adders, _add_build, _add_bench, _add_doctor):
+    speaking = (_add_speak, _add_batch, _add_voices, _add_serve, _add_wyoming)
+    for add in (*speaking, _add_verify, _add_quantize, _add_merge, _add_synthetic, _add_build, _add_bench, _add_doctor):
         add(commands)
     for command in commands.choices.values():
         command.add_argument("-v", "--verbose", action="store_true", help="log more, such as what takes memory")
@@ -184,7 +188,7 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:
     add_server_options(serve, "serve", streams=64)
     add = serve.add_argument
     add("--host", default="127.0.0.1", help="default: %(default)s; other addresses need a token")
-    add("--port", type=int, default=8000, help="default: %(default)s")
+    add("--port", type=an_integer, default=8000, help="default: %(default)s")
     add("--token", help=f"token that clients must send; safer in the environment variable {TOKEN}")
     add_served_names(serve)
     add("--allow-upload", action="store_true", help="let clients make voices from recordings (Base)")
@@ -200,7 +204,7 @@ def _add_wyoming(commands: argparse._SubParsersAction) -> None:
     add_server_options(wyoming, "wyoming", streams=4)
     add = wyoming.add_argument
     add("--host", default="127.0.0.1", help="default: %(default)s; other addresses need --allow-network")
-    add("--port", type=int, default=10200, help="default: %(default)s")
+    add("--port", type=an_integer, default=10200, help="default: %(default)s")
     trust = "serve other machines too, without a token: the protocol has none"
     add("--allow-network", action="store_true", help=trust)
 
@@ -213,8 +217,8 @@ def _add_verify(commands: argparse._SubParsersAction) -> None:
     add("--backend", choices=BACKENDS, default="auto")
     add("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
     add("--weights", type=weights_of, help=WEIGHTS_HELP)
-    add("--frames", type=int, default=VERIFIED_FRAMES, help="most frames of an utterance; default: %(default)s")
-    add("--seed", type=int, default=0, help="seed of the takes to listen to; default: %(default)s")
+    add("--frames", type=an_integer, default=VERIFIED_FRAMES, help="most frames of an utterance; default: %(default)s")
+    add("--seed", type=an_integer, default=0, help="seed of the takes to listen to; default: %(default)s")
     add("--ref-audio", metavar="PATH", help="recording of the voice to clone (Base); default: a synthetic sound")
     add("--ref-text", help="what the recording says; with it in-context cloning is compared too")
 
@@ -239,6 +243,16 @@ def _add_merge(commands: argparse._SubParsersAction) -> None:
     add("model", help=f"folder, hub id, or {DEMO!r}")
     add("adapters", nargs="+", metavar="adapter", help="folder that PEFT has saved")
     add("output", type=Path, help="new folder to write")
+
+
+def _add_synthetic(commands: argparse._SubParsersAction) -> None:
+    about = "make a checkpoint with random weights, to try every step without a download; what it says is noise"
+    add = add_command(commands, "synthetic", "tools:synthetic", about, " (docs/voices.md)").add_argument
+    add("output", type=Path, help="new folder to write")
+    add("--variant", choices=VARIANTS, default="base", help="default: %(default)s, which clones voices")
+    about = "tiny: 4 MB; 0.6b and 1.7b: as large as the published ones; default: %(default)s"
+    add("--size", choices=SYNTHETIC_SIZES, default="tiny", help=about)
+    add("--seed", type=an_integer, default=0, help="of the weights; default: %(default)s")
 
 
 def _add_bench(commands: argparse._SubParsersAction) -> None:

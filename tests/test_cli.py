@@ -1,5 +1,6 @@
 """The command line, in this process and as a stranger would call it."""
 
+import argparse
 import io
 import json
 import os
@@ -20,7 +21,7 @@ from cases import reference_audio
 from waiting import slow_case
 
 import demo_pipeline
-from qwen_megakernel import SamplingParams, TTSEngine, Voice, bot_page
+from qwen_megakernel import SamplingParams, TTSEngine, Voice, bot_page, cli
 from qwen_megakernel.choices import DEMO_NOTICE, PUBLISHED
 from qwen_megakernel.cli import main
 from qwen_megakernel.model.pcm import pcm16
@@ -218,10 +219,10 @@ def test_the_demo_reads_what_is_secret_from_the_environment(monkeypatch, capsys)
         (["--text", "x", "--speaker", "bob"], "known: ada"),
         (["--text", "x", "--speaker", "bob", "--stream"], "known: ada"),
         (["--text", "x", "--language", "klingon"], "known: auto"),
-        (["--text", "x", "--output", "."], "is a folder or cannot be written"),
-        (["--text", "x", "--output", ""], "is a folder or cannot be written"),
+        (["--text", "x", "--output", "."], "--output: '.' is a folder; name a file, such as 'out.wav'"),
+        (["--text", "x", "--output", ""], "is a folder; name a file"),
         (["--text", "x", "--model", "./nowhere"], "no folder"),
-        (["--text", "x", "--output", "no/such/folder/x.wav"], "--output: no folder"),
+        (["--text", "x", "--output", "no/such/folder/x.wav"], "--output: no folder 'no/such/folder'; make it first"),
         (["--text", "x", "--output", "x" * 300], "File name too long"),
         (["--text", "x", "--output", "x.txt"], "end it in .wav, .mp3, .flac, .ogg, .opus"),
         (["--text", "x", "--output", "-", "--play"], "give one of the two"),
@@ -240,23 +241,40 @@ def test_the_demo_reads_what_is_secret_from_the_environment(monkeypatch, capsys)
         (["--text", "x", "--speaker", "ada", "--ref-audio", "y.wav"], "give one of them"),
         (["--text", "x", "--save-voice", "v.safetensors"], "give both"),
         (["--text", "x", "--ref-audio", __file__, "--save-voice", "no/such/v"], "--save-voice: no folder"),
-        (["--text", "x", "--seed", "-1"], "seed must be"),
-        (["--text", "x", "--temperature", "0"], "temperature must be a number in 0.001..1000"),
-        (["--text", "x", "--top-k", "-1"], "top_k must be"),
-        (["--text", "x", "--top-p", "1.5"], "top_p must be in (0, 1]"),
-        (["--text", "x", "--repetition-penalty", "nan"], "repetition_penalty must be"),
-        (["--text", "x", "--speed", "5"], "speed must be a number from 0.25 to 4"),
+        (["--text", "x", "--seed", "-1"], "--seed must be"),
+        (["--text", "x", "--temperature", "0"], "error: --temperature must be a number in 0.001..1000"),
+        (["--text", "x", "--top-k", "-1"], "error: --top-k must be"),
+        (["--text", "x", "--top-p", "1.5"], "--top-p must be in (0, 1]"),
+        (["--text", "x", "--repetition-penalty", "nan"], "--repetition-penalty must be"),
+        (["--text", "x", "--speed", "5"], "--speed must be a number from 0.25 to 4"),
         (["--text", "x", "--speed", "nan"], "speed must be a number"),
-        (["--text", "x", "--retries", "-1"], "retries must be an integer from 0 to 100, got -1"),
+        (["--text", "x", "--retries", "-1"], "--retries must be an integer from 0 to 100, got -1"),
         (["--text", "x", "--retries", "1", "--stream"], "needs a file: leave out --stream"),
         (["--text", "x", "--retries", "1", "--output", "-"], "name the file with --output"),
         (["--text", "x", "--backend", "megakernel"], "megakernel"),
-        (["--file", "nowhere.txt"], "cannot be read"),
+        (
+            ["--text", "x", "--chunk-frames", "a"],
+            "--chunk-frames must be frames of 80 ms per chunk: a number, or several",
+        ),
+        (["--text", "x", "--max-positions", "3"], "--max-positions must be an integer of at least 16, got 3"),
+        (
+            ["--text", "x", "--model", "BASE"],
+            "needs a voice: give a saved one with --voice FILE, or make one of a recording",
+        ),
+        (["--text", "x", "--model", "BASE", "--speaker", "ada"], "--speaker must be left out, got 'ada'"),
+        (["--text", "[pause 1s]"], "it needs words"),
+        (
+            ["--text", "x", "--lexicon", "nowhere.json"],
+            "nowhere.json: a lexicon must be a readable file in UTF-8: No such",
+        ),
+        (["--file", "nowhere.txt"], "--file nowhere.txt cannot be read: No such file or directory; name a file"),
+        (["--file", "."], "--file .: a text is a regular file, but this is a folder"),
+        (["--file", os.devnull], "--file /dev/null: a text is a regular file, but this is something else"),
     ],
 )
-def test_errors_are_one_readable_line(args, message, capsys, tmp_path, monkeypatch):
+def test_errors_are_one_readable_line(args, message, capsys, tmp_path, monkeypatch, tiny):
     monkeypatch.chdir(tmp_path)
-    assert speak(*args) == 1
+    assert speak(*(str(tiny("base")) if arg == "BASE" else arg for arg in args)) == 1
     error = capsys.readouterr().err
     last = error.rstrip().splitlines()[-1]
     assert last.startswith("error: ") and message in last and "Traceback" not in error
@@ -303,7 +321,7 @@ def test_a_bot_without_its_packages_says_how_to_get_them(monkeypatch, capsys):
 
 def test_a_device_that_is_not_taken_is_told_which_are(capsys):
     assert main(["speak", "--text", "x", "--device", "banana"]) == 1
-    assert capsys.readouterr().err == "error: device must be 'cpu' or 'cuda[:n]', got 'banana'\n"
+    assert capsys.readouterr().err == "error: --device must be 'cpu' or 'cuda[:n]', got 'banana'\n"
 
 
 @pytest.mark.slow
@@ -343,8 +361,8 @@ def test_standard_output_that_cannot_be_written_ends_it_in_order(program, stdout
 @pytest.mark.parametrize(
     "args, message",
     [
-        (["--max-streams", "0"], "max_streams must be an integer of at least 1"),
-        (["--max-positions", "3"], "max_positions must be an integer of at least 16"),
+        (["--max-streams", "0"], "--max-streams must be an integer of at least 1"),
+        (["--max-positions", "3"], "--max-positions must be an integer of at least 16"),
         (["--device", "cuda"], "torch can use no CUDA GPU"),
         (["--device", "banana"], "device must be 'cpu' or 'cuda[:n]'"),
         (["--backend", "megakernel"], "the megakernel cannot run here"),
@@ -403,17 +421,87 @@ def test_without_its_packages_serve_prints_the_command(monkeypatch, capsys):
     assert "serving needs fastapi: in the checkout, pip install -e '.[serve]'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("port", ["taken", *(pytest.param(port, marks=pytest.mark.slow) for port in ("99999", "-5"))])
-def test_a_port_that_cannot_be_had_ends_the_server_in_order(port):
-    """Before anything is loaded: a process that ends while a thread is inside torch aborts."""
+@pytest.mark.parametrize("command", ["serve", "wyoming"])
+@pytest.mark.parametrize(
+    "port, why", [("taken", "Address already in use"), ("99999", "no such port"), ("-5", "no such")]
+)
+def test_a_port_that_cannot_be_had_is_told_before_anything_is_said_or_loaded(command, port, why, monkeypatch, capsys):
+    pytest.importorskip("wyoming")
+    monkeypatch.setattr(TTSEngine, "load", lambda *_args: pytest.fail("it loads"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1]) if port == "taken" else port
-        command = [sys.executable, "-m", "qwen_megakernel.cli", "serve", "--port", port]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and f"cannot listen on 127.0.0.1:{port}" in done.stderr, done.stderr
+        assert main([command, "--port", port, "--device", "cpu"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot listen on 127.0.0.1:{port}: ") and why in error and error.count("\n") == 1
+    assert "choose another --port" in error
+
+
+HEAVY = "torch transformers pipecat numpy fastapi uvicorn wyoming soundfile soxr regex num2words huggingface_hub tqdm asyncio"
+
+
+def test_help_and_words_about_wrong_options_import_nothing_that_takes_long():
+    """Of every command and of the demo. A process of its own: here all is imported."""
+    code = f"""
+import contextlib, runpy, sys
+from qwen_megakernel import cli
+def told(call, status):
+    try:
+        call()
+    except SystemExit as end:
+        assert end.code == status, end.code
+def demo(*words):
+    sys.argv = ["demo_pipeline.py", *words]
+    runpy.run_path({str(ROOT / "demo_pipeline.py")!r}, run_name="__main__")
+lines = []
+def walk(parser, words):
+    lines.append([*words, "--help"])
+    for action in parser._actions:
+        for name, inner in (action.choices or {{}}).items() if hasattr(action, "_parser_class") else ():
+            walk(inner, [*words, name])
+walk(cli._parser(), [])
+assert len(lines) > 16, lines
+with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
+    for line in [["--version"], *lines]:
+        told(lambda: cli.main(line), 0)
+    for line in ([], ["speek"], ["speak", "--txt"], ["speak", "--speed", "x"], ["serve", "--port", "x"], ["voices"]):
+        told(lambda: cli.main(line), 2)
+    told(lambda: demo("--help"), 0)
+    told(lambda: demo("--seeed", "3"), 2)
+print(*({HEAVY.split()!r} & sys.modules.keys()))
+""".replace(f"{HEAVY.split()!r}", f"set({HEAVY.split()!r})")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0 and done.stdout == "\n", done.stdout + done.stderr
+
+
+def parsers(parser, words=()):
+    """A command line's parsers, by the words before their options."""
+    yield words, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield from parsers(inner, (*words, name))
+
+
+def test_every_command_has_a_function_that_runs_it():
+    runs = [parser.get_default("run") for words, parser in parsers(cli._parser()) if words not in ((), ("voices",))]
+    assert len(runs) > 14 and all(callable(cli.function_of(argparse.Namespace(run=run))) for run in runs)
+
+
+def test_help_speaks_of_values_that_an_option_has_there():
+    """Not of those that it has in Python, as True or [1, 2]."""
+    for words, parser in parsers(cli._parser()):
+        for action in parser._actions:
+            about = action.help or ""
+            assert not re.search(r"\b(true|false|None|null)\b|\d, \d", about, re.I), (
+                words,
+                action.option_strings,
+                about,
+            )
+            if action.choices and "default: " in about and not isinstance(action, argparse._SubParsersAction):
+                default = about.split("default: ")[1] % {"default": action.default}
+                assert any(str(choice) in default for choice in action.choices) or "by the name" in default, about
 
 
 def test_a_served_folder_is_known_by_its_own_name(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """`qwen-megakernel voices`, and the options of other commands that are about voices."""
 
 import json
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from qwen_megakernel import TTSEngine, Voice
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.cli import main
 from qwen_megakernel.model import voice as voice_module
+from qwen_megakernel.server import app
 
 pytestmark = pytest.mark.usefixtures("loads_once")
 
@@ -189,6 +192,23 @@ def test_wrong_words_print_the_usage_of_their_command(args, message, capsys):
         main(["voices", *args])
     printed = capsys.readouterr().err
     assert message in printed and "usage: qwen-megakernel voices" in printed
+
+
+def test_a_stranger_tries_cloning_without_a_download(tmp_path, monkeypatch, capsys):
+    """By the commands of docs/voices.md, in an empty folder. `serve` would not end."""
+    page = (Path(__file__).parents[1] / "docs" / "voices.md").read_text(encoding="utf-8")
+    block = page.split("### Without a download", 1)[1].split("```sh\n", 1)[1].split("```", 1)[0]
+    lines = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
+    assert [line[0] for line in lines] == ["synthetic", "speak", "voices", "voices", "speak", "serve"]
+    monkeypatch.chdir(tmp_path)
+    for line in lines[:-1]:
+        assert main(line) == 0, line
+    assert "noise" in capsys.readouterr().out and soundfile.info("hello.wav").duration > 0.1
+    assert main(["synthetic", "noise"]) == 1
+    assert "noise cannot be written: File exists; name a new folder" in capsys.readouterr().err
+    served = []
+    monkeypatch.setattr(app, "serve", lambda served_app, listener: served.append(served_app) or listener.close() or 0)
+    assert main([*lines[-1], "--port", "0"]) == 0 and served[0].state.service.voice_names() == ["try"]
 
 
 def test_verbose_may_stand_anywhere(voices, capsys):

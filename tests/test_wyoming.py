@@ -659,7 +659,10 @@ def test_an_engine_that_cannot_be_loaded_ends_the_process(monkeypatch, caplog):
     def load() -> TTSEngine:
         raise BackendError("no memory")
 
-    assert wyoming_api.serve(load, bind("127.0.0.1", 0), model="demo") == ENGINE_GONE and ends
+    assert (
+        wyoming_api.serve(EngineService(load, model="demo", limits=Limits()), bind("127.0.0.1", 0)) == ENGINE_GONE
+        and ends
+    )
     assert "no memory" in caplog.text
     caplog.clear()
 
@@ -688,7 +691,7 @@ def test_what_can_never_work_ends_it_before_it_loads(args, message, monkeypatch,
 def test_off_loopback_it_warns(monkeypatch, capsys):
     from qwen_megakernel.server import wyoming_api
 
-    monkeypatch.setattr(wyoming_api, "serve", lambda _load, listener, **options: listener.close() or 0)
+    monkeypatch.setattr(wyoming_api, "serve", lambda _service, listener: listener.close() or 0)
     assert cli.main(["wyoming", "--device", "cpu", "--host", "0.0.0.0", "--allow-network", "--port", "0"]) == 0
     told = capsys.readouterr().err
     assert "warning: everybody who reaches 0.0.0.0:" in told and ":0 " not in told, "the port that it got"

@@ -16,10 +16,10 @@ import numpy as np
 from qwen_megakernel.checkpoint.codec_config import CODEC_TYPE, CodecConfig
 from qwen_megakernel.checkpoint.foreign import check_format
 from qwen_megakernel.checkpoint.json_object import MOST_LAYERS, JsonObject, read_json
+from qwen_megakernel.choices import VARIANTS
 from qwen_megakernel.errors import CheckpointError, SamplingError
 
 MODEL_TYPE = "qwen3_tts"
-VARIANTS = ("base", "custom_voice", "voice_design")
 
 _SPECIAL_IDS = {"im_start_id": 151644, "im_end_id": 151645}
 _SPECIAL_IDS |= {"tts_pad_id": 151671, "tts_bos_id": 151672, "tts_eos_id": 151673}
@@ -303,7 +303,7 @@ class SamplingParams:
         for name in ("temperature", "subtalker_temperature", "repetition_penalty"):
             wanted = "a number in 0.001..1000"
             if name != "repetition_penalty":
-                wanted += " (at 0.001 speech is all but greedy; do_sample=False is greedy)"
+                wanted += " (at 0.001 speech is all but greedy)"
             check(name, _REAL, lambda v: 0.001 <= v <= 1000, wanted)
         for name in ("top_p", "subtalker_top_p"):
             check(name, _REAL, lambda v: 0 < v <= 1, "in (0, 1]")

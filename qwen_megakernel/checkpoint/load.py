@@ -265,10 +265,10 @@ def _download(repo_id: str) -> Path:
         raise CheckpointNotFoundError(f"{repo_id!r} is neither a folder nor a valid hub id: {error}") from None
     except LocalEntryNotFoundError as error:
         offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
         raise CheckpointNotFoundError(
             f"{repo_id!r} is not a folder here, and not in the hub cache {constants.HF_HUB_CACHE}, and could not be "
-            f"downloaded{offline}: {reason}. On a machine with a network, run: hf download {repo_id}"
+            f"downloaded{offline}: {reason}. Check the name. On a machine with a network, run: hf download {repo_id}"
         ) from error
     except (HfHubHTTPError, OSError) as error:  # no such repository, no access, no space
         raise CheckpointNotFoundError(

@@ -5,11 +5,9 @@ file sizes to the byte. The tiny ones keep every structural feature (grouped que
 sections, the 1.7B adapter) at toy widths. They have other ids, so that an id hard-coded anywhere shows up as a wrong
 result. A tensor's values depend only on the seed and its name.
 
-    python -m qwen_megakernel.checkpoint.synthetic FOLDER [--size tiny|tiny-adapter|0.6b|1.7b]
-        [--variant base|custom_voice|voice_design] [--eos GAIN] ...
+`qwen-megakernel synthetic FOLDER` writes one.
 """
 
-import argparse
 import hashlib
 import json
 import math
@@ -20,7 +18,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from qwen_megakernel.checkpoint.config import VARIANTS, ModelConfig
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.synthetic_config import (
     CODEC_PREPROCESSOR,
     GENERATION,
@@ -32,8 +30,8 @@ from qwen_megakernel.checkpoint.synthetic_config import (
     main_config,
 )
 from qwen_megakernel.checkpoint.tensors import Shapes, expected_tensors, talker_tensors, vocoder_tensors
+from qwen_megakernel.choices import SYNTHETIC_SIZES, VARIANTS
 
-SIZES = ("tiny", "tiny-adapter", "demo", "0.6b", "1.7b")
 NO_EOS = 0.0  # `eos_gain` that suppresses end of speech: its logit is then 0, far below the top-k of a random row
 
 _SPECIAL_TOKENS = (
@@ -62,13 +60,13 @@ def write_checkpoint(
     eos_gain: float = 2.0,
     shards: int = 1,
 ) -> Path:
-    """Write a whole checkpoint folder and return it. `size`: one of `SIZES`. "tiny-adapter" has 1.7B's topology, with
-    an adapter before the code predictor. "demo" has the demo voice's dims, for which the kernel is compiled too.
+    """Write a whole checkpoint folder and return it. `size`: one of `SYNTHETIC_SIZES`. "tiny-adapter" has 1.7B's
+    topology, with an adapter before the code predictor. "demo" has the demo voice's dims, for which the kernel is compiled too.
     `variant`: "base", "custom_voice" or "voice_design". `seed`: of every tensor. `codec`: "tiny" or "real" speech
     tokenizer; None follows the size. `eos_gain`: scales end of speech's row in the codec head. The larger it is, the
     earlier speech ends by chance; `NO_EOS` suppresses it. `shards`: split the main file into that many files with an
     index."""
-    if size not in SIZES or variant not in VARIANTS or codec not in (None, "tiny", "real"):
+    if size not in SYNTHETIC_SIZES or variant not in VARIANTS or codec not in (None, "tiny", "real"):
         raise ValueError(f"unknown size, variant or codec: {size!r}, {variant!r}, {codec!r}")
     folder = Path(folder)
     _write_configs(folder, size, variant, codec)
@@ -259,20 +257,3 @@ def _codec_values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     else:
         gain = 0.8 if name.startswith("decoder.decoder") else 1.1
     return _normal(name, shape, seed, gain / math.sqrt(fan_in))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder")
-    parser.add_argument("--size", choices=SIZES, default="tiny")
-    parser.add_argument("--variant", choices=VARIANTS, default="custom_voice")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--codec", choices=("tiny", "real"))
-    away = "0 keeps end of speech away"
-    parser.add_argument("--eos", dest="eos_gain", type=float, default=2.0, metavar="GAIN", help=away)
-    parser.add_argument("--shards", type=int, default=1)
-    write_checkpoint(**vars(parser.parse_args()))
-
-
-if __name__ == "__main__":
-    main()

@@ -20,6 +20,7 @@ from qwen_megakernel.choices import MANIFEST
 from qwen_megakernel.commands.batch_input import Line, count_lines, kind_of, read_lines
 from qwen_megakernel.commands.manifest import Manifest
 from qwen_megakernel.commands.options import (
+    check_voice,
     engine_options,
     shown,
     slots_of,
@@ -180,7 +181,9 @@ class _Batch:
                 known = ", ".join(self._voices) or "none: name their folder with --voices"
                 raise VoiceError(f"unknown voice {reprlib.repr(name)}; known: {known}")
             own["voice"] = self._voices[name]
-        return self._engine.request(**cast(RequestOptions, {**SILENTLY, **self._options, **own}))
+        options = cast(RequestOptions, {**SILENTLY, **self._options, **own})
+        check_voice(self._engine.variant, options)
+        return self._engine.request(**options)
 
     def add(self, entry: dict[str, Any]) -> None:
         """Count a line that is done or has failed."""

@@ -61,7 +61,9 @@ def _opened(source: str) -> AbstractContextManager[IO[bytes]]:
     try:
         return nullcontext(sys.stdin.buffer) if source == "-" else open_file(source, "a batch's input")
     except OSError as error:
-        raise RequestError(f"{source!r} cannot be read: {error.strerror}") from None
+        raise RequestError(
+            f"{source!r} cannot be read: {error.strerror}; name a file of lines, or - for stdin"
+        ) from None
 
 
 def _raw_lines(file: IO[bytes]) -> Iterator[tuple[int, str, str | None]]:

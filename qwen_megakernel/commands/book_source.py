@@ -34,7 +34,9 @@ def read_source(path: str | None) -> Source:
             return _epub(io.BytesIO(head + _rest(sys.stdin.buffer, "standard input")), "standard input")
         return _plain(head, sys.stdin.buffer, "standard input")
     except OSError as error:
-        raise RequestError(f"the text cannot be read: {error.strerror or error}") from None
+        where = "standard input" if path in (None, "-") else f"--file {path}"
+        how = "name a file with text, or give the words themselves with --text"
+        raise RequestError(f"{where} cannot be read: {error.strerror or error}; {how}") from None
 
 
 def _file(path: str, where: str) -> Source:

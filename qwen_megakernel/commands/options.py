@@ -6,13 +6,24 @@ Help shows them, so what takes long to import is imported by the functions that 
 import argparse
 import math
 import types
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from qwen_megakernel.choices import BACKENDS, DEMO, DEMO_NOTICE, ENDINGS, OUT, PLAYERS, PUBLISHED, WEIGHTS, parts_of
+from qwen_megakernel.choices import (
+    BACKENDS,
+    DEMO,
+    DEMO_NOTICE,
+    ENDINGS,
+    OUT,
+    PARTS,
+    PLAYERS,
+    PUBLISHED,
+    WEIGHTS,
+    parts_of,
+)
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import BackendError, RequestError, VoiceError
 from qwen_megakernel.speech.options import COMMANDS, SERVERS, RequestOptions, options_of, read_options, table
@@ -35,6 +46,14 @@ def shown(text: str, keep: str = "") -> str:
     """Make a text safe to print. What comes from a file may hold characters that a terminal takes for commands. `keep`:
     such characters that stay, as line breaks."""
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def told(error: Exception, args: argparse.Namespace) -> str:
+    """An error as a line for standard error. Where it begins with the name of an argument in Python, which is an option
+    here, it names the option."""
+    name, must, rest = str(error).partition(" must ")
+    words = f"{_flag(name)}{must}{rest}" if must and name in vars(args) else str(error)
+    return shown(f"error: {words}", keep="\n\t")
 
 
 def refuse_unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -83,8 +102,9 @@ def weights_of(text: str) -> str | list[str]:
     weights = text if text in WEIGHTS else text.split(",")
     try:
         parts_of(weights)
-    except BackendError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    except BackendError:
+        words = f"expected {', '.join(WEIGHTS)}, or some of {','.join(PARTS)}, got {text!r}"
+        raise argparse.ArgumentTypeError(words) from None
     return weights
 
 
@@ -124,9 +144,27 @@ def loudness_of(text: str) -> float:
     return loudness
 
 
+def _reader_of(kind: type) -> Callable[[str], Any]:
+    """Reads a number for argparse, whose own words for a wrong one do not say what was expected."""
+
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            wanted = "an integer" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}") from None
+
+    return read
+
+
+an_integer, a_number = _reader_of(int), _reader_of(float)
+
 _ENGINE: dict[str, dict[str, Any]] = {
     "backend": {"choices": BACKENDS},
+    "dtype": {"choices": ("float32", "bfloat16"), "help": "default: bfloat16 on a GPU, float32 on a CPU"},
     "weights": {"type": weights_of, "help": WEIGHTS_HELP},
+    "vocoder_dtype": {"choices": ("float32", "tf32", "bfloat16"), "help": "tf32: on a GPU; default: float32"},
+    "fallback": {"choices": ("torch",)},
     "allow_foreign_voice": {"action": "store_true"},
 }
 _DEFAULTS = {"max_streams": "32 on a GPU, 2 on a CPU", "max_queue": "as --max-streams"}  # where a command has its own
@@ -150,7 +188,7 @@ def add_engine_options(
             about += "; may be given several times"
             how |= {"action": "append", "default": [], "metavar": "PATH", "help": about}
         elif plain in (int, float):
-            how |= {"type": plain}
+            how |= {"type": an_integer if plain is int else a_number}
             if how["default"] is not None:
                 how["help"] += "; default: %(default)s"
             elif field.name in _DEFAULTS:
@@ -187,9 +225,11 @@ def slots_of(args: argparse.Namespace) -> int:
 def add_speech_options(parser: argparse._ActionsContainer, entrance: str) -> None:
     """Add the options of speech that this entrance takes."""
     for name, row in options_of(entrance).items():
-        shown = row.about if row.default is None or "default:" in row.about else f"{row.about}; default: {row.default}"
-        kind = None if row.load or row.words or row.check and row.kinds[0] not in (int, float) else row.kinds[0]
-        how: dict[str, Any] = {"help": shown, "type": kind}
+        about = (row.file if entrance in COMMANDS else "") or row.typed or row.about
+        default = "" if row.default is None or "default:" in about else f"; default: {row.default}"
+        how: dict[str, Any] = {"help": about + default}
+        if row.kinds[0] in (int, float) and not row.load:
+            how["type"] = an_integer if row.kinds[0] is int else a_number
         if row.name in ("voice", "lexicon") and entrance in COMMANDS or row.name == "lexicon":
             how["metavar"] = "PATH"
         if row.choices or row.words:
@@ -212,7 +252,7 @@ def speech_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
             except ValueError as error:
                 if isinstance(error, RequestError):
                     raise
-                raise RequestError(f"{_flag(name)} must be {row.about}, got {value!r}", field=name) from None
+                raise RequestError(f"{_flag(name)} must be {row.typed}, got {value!r}", field=name) from None
         given[name] = value
     return read_options(given, entrance)
 
@@ -266,6 +306,14 @@ def _voice_in(folder: Path, voice: str) -> "Voice":
     raise VoiceError(f"--voice {voice!r} is neither a voice in --voices {folder} nor a file; voices there: {known}")
 
 
+def check_voice(variant: str, options: RequestOptions) -> None:
+    """Check that there is a voice where the checkpoint, of this variant, needs one. Raises VoiceError: it is
+    missing."""
+    if variant == "base" and options.get("voice") is None and not options.get("speaker"):
+        words = "give a saved one with --voice FILE, or make one of a recording with --ref-audio FILE"
+        raise VoiceError(f"a Base checkpoint needs a voice: {words}")
+
+
 def add_server_options(parser: argparse._ActionsContainer, entrance: str, *, streams: int) -> None:
     """Add the options of a server's engine, voices and log. `streams`: the default of --max-streams."""
     add_engine_options(parser, max_streams=streams, max_positions=1024, max_queue=None)
@@ -283,7 +331,7 @@ def voices_in(folder: Path | None) -> "dict[str, Voice]":
     if folder is None:
         return {}
     if not folder.is_dir():
-        raise RequestError(f"--voices: no folder {str(folder)!r}")
+        raise RequestError(f"--voices: no folder {str(folder)!r}; name one that holds saved voices")
     return SavedVoices(folder).by_name
 
 

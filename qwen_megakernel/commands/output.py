@@ -71,14 +71,18 @@ def check_writable(option: str, output: str) -> None:
     path = Path(output)
     try:
         if not path.parent.is_dir():
-            raise RequestError(f"{option}: no folder {str(path.parent)!r}")
+            raise RequestError(f"{option}: no folder {str(path.parent)!r}; make it first, or name another")
+        if path.is_dir():
+            raise RequestError(f"{option}: {output!r} is a folder; name a file, such as {str(path / OUT)!r}")
         needed = [path] if path.exists() else []
         if path.is_file() or not needed:
             needed.append(path.parent)  # the file is made beside its final place
-        if path.is_dir() or not all(os.access(place, os.W_OK) for place in needed):
-            raise RequestError(f"{option}: {output!r} is a folder or cannot be written")
+        if locked := next((place for place in needed if not os.access(place, os.W_OK)), None):
+            raise RequestError(
+                f"{option}: {output!r} cannot be written: no permission for {str(locked)!r}; name another"
+            )
     except OSError as error:  # such as a name that is too long
-        raise RequestError(f"{option}: {output!r} cannot be written: {error.strerror}") from None
+        raise RequestError(f"{option}: {output!r} cannot be written: {error.strerror}; name another file") from None
 
 
 @contextmanager

@@ -13,7 +13,9 @@ from qwen_megakernel.checkpoint.load import name_of_model
 from qwen_megakernel.choices import TOKEN
 from qwen_megakernel.commands.options import OPENAI_NAMES, engine_options, speech_options
 from qwen_megakernel.errors import BackendError, RequestError
+from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.process import bind, check_model, is_loopback, load_for_good
+from qwen_megakernel.server.service import EngineService
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -89,14 +91,9 @@ def wyoming(args: argparse.Namespace) -> int:
             why = "can be reached by others, and Wyoming has no token"
             raise BackendError(f"--host {args.host} {why}: on a network that you trust, give --allow-network")
     name, config, load = _engine_of_server(args)
-    listener = bind(args.host, args.port)
-    where = _address(args.host, listener)
-    if not is_loopback(args.host):
-        print(f"warning: everybody who reaches {where} can use it: Wyoming has no token", file=sys.stderr)
-    print(f"serving {name} on tcp://{where} once it is ready", file=sys.stderr)
-    code = wyoming_api.serve(
+    service = EngineService(
         load,
-        listener,
+        limits=Limits(),
         model=name,
         variant=config and config.variant,
         defaults=speech_options(args, "wyoming"),
@@ -104,4 +101,9 @@ def wyoming(args: argparse.Namespace) -> int:
         allow_foreign_voice=args.allow_foreign_voice,
         log_texts=args.log_texts,
     )
-    return _end_of_server(code)
+    listener = bind(args.host, args.port)
+    where = _address(args.host, listener)
+    if not is_loopback(args.host):
+        print(f"warning: everybody who reaches {where} can use it: Wyoming has no token", file=sys.stderr)
+    print(f"serving {name} on tcp://{where} once it is ready", file=sys.stderr)
+    return _end_of_server(wyoming_api.serve(service, listener))

@@ -23,6 +23,7 @@ from qwen_megakernel.commands.book_source import Source, read_source
 from qwen_megakernel.commands.book_text import MAX_PIECE_CHARS, Book, Piece, check_speakers, read_book
 from qwen_megakernel.commands.narrate import Narrated, Progress, narrate
 from qwen_megakernel.commands.options import (
+    check_voice,
     engine_options,
     shown,
     slots_of,
@@ -54,7 +55,8 @@ def speak(args: argparse.Namespace) -> int:
         return _list_speakers(args.model)
     source = Source(Markdown(args.text)) if args.text is not None else read_source(args.file)
     if not any(line.text.strip() for line in source.lines):
-        raise RequestError("the text is blank; give it with --text, --file or on standard input")
+        where = "the text" if args.file in (None, "-") else f"the text of --file {args.file}"
+        raise RequestError(f"{where} is blank; give it with --text, --file or on standard input")
     options = voice_options(args, "speak")
     if args.save_voice is not None and args.ref_audio is None:
         raise RequestError("--save-voice keeps the voice of --ref-audio; give both")
@@ -133,7 +135,7 @@ def _places_of(args: argparse.Namespace, output: str, book: Book, tags: dict[str
     """The checked places where the book's sound goes. `tags`: of the whole book. Raises TextError: there is nothing to
     say. Raises RequestError: one of them cannot be written."""
     if not book.pieces:
-        raise TextError("the text has nothing to speak")
+        raise TextError("the text has nothing to speak: it needs words besides pauses and signs")
     if not args.split:
         return [Place(output, args.subtitles, tags_of(tags))]
     count = len(book.titles)
@@ -188,6 +190,7 @@ class _Requests:
             who = {"speaker": piece.speaker, "voice": None}
         elif piece.speaker is not None:
             who = {"speaker": None, "voice": self._voices[piece.speaker]}
+        check_voice(self._engine.variant, self._options | who)
         return self._engine.request(**self._options | who)
 
 

@@ -1,8 +1,10 @@
-"""`qwen-megakernel verify`, `build`, `quantize`, `merge`, `bench` and `doctor`."""
+"""`qwen-megakernel verify`, `build`, `quantize`, `merge`, `synthetic`, `bench` and `doctor`."""
 
 import argparse
 import time
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from qwen_megakernel.backend.build import load_extension
 from qwen_megakernel.backend.select import select_device
@@ -11,8 +13,9 @@ from qwen_megakernel.check import doctor as examination
 from qwen_megakernel.check.verify import verify as verify_checkpoint
 from qwen_megakernel.checkpoint.merge import merge_checkpoint
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
+from qwen_megakernel.checkpoint.synthetic import write_checkpoint
 from qwen_megakernel.choices import parts_of
-from qwen_megakernel.errors import BackendError, RequestError
+from qwen_megakernel.errors import BackendError, CheckpointError, RequestError
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -39,6 +42,19 @@ def quantize(args: argparse.Namespace) -> int:
 def merge(args: argparse.Namespace) -> int:
     merge_checkpoint(args.model, args.adapters, args.output, print)
     print(f"wrote   {args.output.resolve()}")
+    return 0
+
+
+def synthetic(args: argparse.Namespace) -> int:
+    folder = args.output
+    try:
+        folder.mkdir()
+        # Its speech ends after about a second.
+        write_checkpoint(folder, size=args.size, variant=args.variant, seed=args.seed, eos_gain=4.0)
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{folder} cannot be written: {why}; name a new folder") from None
+    print(f"wrote   {folder.resolve()}: random weights, so what it says is noise")
     return 0
 
 

@@ -50,11 +50,11 @@ def _opened(name: str | Path) -> int:
     try:
         file = open_descriptor(name, "a recording", _MAX_BYTES)
     except UnfitFile as error:
-        raise AudioError(f"{name}: {error.strerror}") from None
+        raise AudioError(f"{name}: {error.strerror}; name a sound file") from None
     except OSError as error:
         if _ADDRESS.match(str(name)):
             raise AudioError(f"{str(name)!r} is an address: download the recording, and give its file") from None
-        raise AudioError(f"no recording {str(name)!r}: {error.strerror}") from None
+        raise AudioError(f"no recording {str(name)!r}: {error.strerror}; name a sound file") from None
     if not os.fstat(file).st_size:
         os.close(file)
         raise AudioError(f"{name}: the file is empty: record it again")

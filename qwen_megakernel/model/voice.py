@@ -29,6 +29,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.config import SpeakerEncoderConfig
 from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.choices import PUBLISHED
 from qwen_megakernel.errors import AudioError, CheckpointError, RequestError, TTSError, VoiceError
 from qwen_megakernel.files import size_of_file
 from qwen_megakernel.model.audio_file import MAX_SECONDS, check_file
@@ -119,7 +120,7 @@ class Voice:
                 raise OSError("a voice can only be written to a regular file")
             save_file(tensors, path, metadata)
         except (SafetensorError, OSError, TypeError, ValueError) as error:
-            raise VoiceError(f"{path}: the voice cannot be written: {error}") from None
+            raise VoiceError(f"{path}: the voice cannot be written: {error}; name another file") from None
 
     @classmethod
     def load(cls, path: str | Path) -> "Voice":
@@ -135,8 +136,8 @@ class Voice:
         except VoiceError:
             raise
         except (SafetensorError, OSError, TypeError, ValueError) as error:
-            made = "make one with Voice.save or `speak --save-voice`"
-            why = getattr(error, "strerror", None) or error
+            made = "make one of a recording with `qwen-megakernel voices make` or Voice.save"
+            why = getattr(error, "strerror", None) or f"it is no safetensors file, or cut off ({error})"
             raise VoiceError(f"{path}: cannot be read as a voice: {why}; {made}") from None
         if not {"speaker_embedding"} <= set(tensors) <= {"speaker_embedding", "ref_codes"}:
             raise VoiceError(f"{path}: broken voice file: it must hold speaker_embedding, and may hold ref_codes")
@@ -220,8 +221,9 @@ class VoiceEncoder:
         config = self._checkpoint.config
         if config.speaker_encoder is None:
             raise VoiceError(
-                f"a voice is made from audio by a Base checkpoint; this one is {config.variant} "
-                f"(speakers: {', '.join(config.talker.speakers) or 'none, describe the voice with instruct'})"
+                f"a voice is made from audio by a Base checkpoint, such as {PUBLISHED[0]}; "
+                f"this one is {config.variant} (speakers: "
+                f"{', '.join(config.talker.speakers) or 'none, describe the voice with instruct'})"
             )
         if not isinstance(trim, bool):
             raise RequestError(f"trim must be True or False, got {trim!r}")

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable
 from typing import Any
 
 from wyoming.event import Event
@@ -14,11 +13,9 @@ from qwen_megakernel import __version__
 from qwen_megakernel.checkpoint.languages import codes_of
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_within
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.wyoming_connection import Connection
-from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.saved_voices import DEFAULT_VOICE
 
 log = logging.getLogger(__name__)
@@ -126,21 +123,13 @@ def _info(service: EngineService) -> Event:
 # ---------------------------------------------------------------- the process
 
 
-def serve(
-    load: Callable[[], TTSEngine],
-    listener: socket.socket,
-    *,
-    model: str,
-    **options: Any,
-) -> int:
+def serve(service: EngineService, listener: socket.socket) -> int:
     """Serve until the process is told to stop or the engine is gone. SIGTERM lets running utterances end. Ctrl-C or a
     second signal ends them at once.
 
     Args:
-        load: makes the engine, in a thread.
+        service: not started yet.
         listener: a socket of `bind`; it listens once the engine is ready, so that clients are refused until then.
-        model: the model's name for clients.
-        **options: further arguments of `EngineService`.
 
     Returns:
         The process's exit code.
@@ -149,7 +138,6 @@ def serve(
         BackendError: the port has been taken since `bind`.
         CheckpointError, RequestError: the checkpoint does not have such a voice or language.
     """
-    service = EngineService(load, model=model, limits=Limits(), **options)
     drop_stalled(listener, service.limits.idle_s)
     told: list[int] = []
 

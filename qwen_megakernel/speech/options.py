@@ -83,6 +83,8 @@ def _load_lexicon(path: str) -> Any:
 class Option:
     """Attributes:
     about: one line of help.
+    typed: the same for a command line, where values are written otherwise.
+    file: the same for commands that take a file's path.
     default: what None stands for, if it is not the checkpoint's.
     least, most: the range of a number, in `unit`.
     choices: the values of a string.
@@ -109,6 +111,8 @@ class Option:
     needs: str = ""
     words: Mapping[str, Any] = field(default_factory=dict)
     load: Callable[[str], Any] | None = None
+    typed: str = ""
+    file: str = ""
     name: str = ""
     kinds: tuple[type, ...] = ()
 
@@ -183,6 +187,12 @@ _FRAMES = {"stream": "max_new_tokens"}
 _FIRST = {"stream": "initial_codec_chunk_frames"}
 _SIZES = "frames of 80 ms per chunk, one number or a schedule whose last number repeats; default: 1, 2, 4, 8, 8, ..."
 _WHOLE = "true: the model sees the whole text before it speaks; default: true, but false with a cloned voice"
+_TYPED_SIZES = "frames of 80 ms per chunk: a number, or several such as 1,2,4 whose last repeats; default: 1,2,4,8"
+_TYPED_LAYOUT = (
+    "whole: the model sees the whole text before it speaks; streaming: each frame comes with the next token of text; "
+    "default: whole, but streaming with a cloned voice"
+)
+_VOICE_FILE = "file of a saved voice (Base); a speaker's name goes to --speaker"
 _SAMPLED = partial(Option, check=_sampled)
 
 
@@ -190,7 +200,7 @@ class RequestOptions(TypedDict, total=False):
     """How to say a text: the options of `TTSEngine.submit`. None is an option's default."""
 
     speaker: Annotated[str | None, Option("a named speaker; default: the first", error=SpeakerError, without=_NAMED)]
-    voice: Annotated[Voice | str | None, Option("a saved voice, or a speaker", check=_voice)]
+    voice: Annotated[Voice | str | None, Option("a saved voice, or a speaker", check=_voice, file=_VOICE_FILE)]
     language: Annotated[str | None, Option("a name or code, such as en-US", "auto", error=LanguageError)]
     instruct: Annotated[
         str | None,
@@ -214,14 +224,18 @@ class RequestOptions(TypedDict, total=False):
         Lexicon | None,
         Option("words with other spellings to read", check=_lexicon, load=_load_lexicon, without=_LEXICON),
     ]
-    non_streaming_mode: Annotated[bool | None, Option(_WHOLE, names=_LAYOUT, words={"whole": True, "streaming": False})]
+    non_streaming_mode: Annotated[
+        bool | None, Option(_WHOLE, names=_LAYOUT, words={"whole": True, "streaming": False}, typed=_TYPED_LAYOUT)
+    ]
     max_frames: Annotated[
         int | None,
         Option("at most so many frames of 80 ms; default: what fits", None, 1, names=_FRAMES),
     ]
     chunk_frames: Annotated[
         int | Sequence[int] | None,
-        Option(_SIZES, None, 1, MOST_CHUNK, check=_schedule, load=_sizes, names=_FIRST, without=_FILES),
+        Option(
+            _SIZES, None, 1, MOST_CHUNK, check=_schedule, load=_sizes, typed=_TYPED_SIZES, names=_FIRST, without=_FILES
+        ),
     ]
     retries: Annotated[
         int | None, Option("how often to say it again if it ends badly", 0, 0, MOST_RETRIES, without=_RETRIES)

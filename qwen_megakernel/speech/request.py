@@ -174,7 +174,8 @@ class RequestChecker:
         if self._config.variant != "custom_voice":
             if speaker:
                 raise SpeakerError(
-                    f"this checkpoint ({self._config.variant}) has no named speakers, got {speaker!r}: leave it out"
+                    f"speaker must be left out, got {speaker!r}: this checkpoint ({self._config.variant}) has no named "
+                    f"speakers; {'give a voice' if self._is_base else 'describe the voice with instruct'}"
                 )
             return None
         if voice is not None:
@@ -208,8 +209,7 @@ class RequestChecker:
         if voice is None:
             if self._is_base:
                 raise VoiceError(
-                    "a Base checkpoint needs a voice: pass voice=engine.create_voice(ref_audio), "
-                    "on the command line --ref-audio"
+                    "a Base checkpoint needs a voice: pass voice=engine.create_voice(ref_audio) or Voice.load(path)"
                 )
             return None
         fitting = fitting_voice(voice, self._checkpoint, allow_foreign=self._allow_foreign)
@@ -260,7 +260,9 @@ def fitting_voice(voice: Voice, checkpoint: Checkpoint, *, allow_foreign: bool =
     """
     config = checkpoint.config
     if config.variant != "base" and not (config.variant == "custom_voice" and allow_foreign):
-        raise VoiceError(f"voice= needs a Base checkpoint; this one is {config.variant}{foreign_hint(config.variant)}")
+        raise VoiceError(
+            f"a saved voice needs a Base checkpoint; this one is {config.variant}{foreign_hint(config.variant)}"
+        )
     if not isinstance(voice, Voice):
         raise VoiceError(f"voice must be a Voice (create_voice or Voice.load), got {type(voice).__name__}")
     voice.check()

@@ -121,7 +121,9 @@ def lexicon_text(path: str | Path) -> str:
             most = f"a lexicon may have at most {MOST_BYTES:,} bytes"
             raise TextError(f"{path}: {most}; split it by language or shorten it") from None
         why = getattr(error, "strerror", None) or error
-        raise TextError(f"{path}: a lexicon must be a readable file in UTF-8: {why}") from None
+        raise TextError(
+            f"{path}: a lexicon must be a readable file in UTF-8: {why}; name a .json or .csv file"
+        ) from None
 
 
 class LexiconStream(Stage):
