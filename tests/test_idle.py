@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+from types import SimpleNamespace
 
 import pytest
 from entrances import SocketClient, StreamClient
@@ -12,10 +13,11 @@ import demo_pipeline
 from qwen_megakernel import EngineOptions, RequestError, cli
 from qwen_megakernel.commands.demo import make_parser
 from qwen_megakernel.commands.idle import RULES, refuse_idle
-from qwen_megakernel.engine.options import tell_idle
+from qwen_megakernel.engine.core import tell_idle
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.server import fields
 from qwen_megakernel.speech.options import RequestOptions, idle, table
+from qwen_megakernel.speech.request import RequestChecker
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
 SPEAK, DEMO = ["speak", "--text", "Hi."], ["demo"]
@@ -86,19 +88,24 @@ def test_an_option_of_speech_without_the_one_it_needs_is_found():
 
 
 @pytest.mark.parametrize(
-    "options, variant, has_spare, told",
+    "options, has_spare, told",
     [
-        ({"allow_foreign_voice": True}, "base", False, "allow_foreign_voice changes nothing: it is for CustomVoice"),
-        ({"allow_foreign_voice": True}, "custom_voice", False, ""),
-        ({"fallback": "torch"}, "base", False, "fallback changes nothing: PyTorch speaks already"),
-        ({"fallback": "torch"}, "base", True, ""),
-        ({"max_queue": 0, "queue_timeout": 2.0}, "base", True, "queue_timeout changes nothing: max_queue=0"),
-        ({"queue_timeout": 2.0}, "base", True, ""),
+        ({"fallback": "torch"}, False, "fallback changes nothing: PyTorch speaks already"),
+        ({"fallback": "torch"}, True, ""),
+        ({"max_queue": 0, "queue_timeout": 2.0}, True, "queue_timeout changes nothing: max_queue=0"),
+        ({"queue_timeout": 2.0}, True, ""),
     ],
 )
-def test_an_engine_warns_of_options_that_change_nothing(options, variant, has_spare, told, caplog):
-    tell_idle(EngineOptions(**options), variant, has_spare=has_spare)
+def test_an_engine_warns_of_options_that_change_nothing(options, has_spare, told, caplog):
+    tell_idle(EngineOptions(**options), has_spare=has_spare)
     assert (told in caplog.text) if told else not caplog.records
+
+
+@pytest.mark.parametrize("variant, told", [("base", True), ("voice_design", True), ("custom_voice", False)])
+def test_foreign_voices_are_for_custom_voice(variant, told, caplog):
+    checkpoint = SimpleNamespace(config=SimpleNamespace(variant=variant), fingerprint="")
+    RequestChecker(checkpoint, None, allow_foreign_voice=True)
+    assert ("allow_foreign_voice changes nothing" in caplog.text) is told
 
 
 @pytest.fixture(scope="module")

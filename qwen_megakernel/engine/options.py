@@ -1,6 +1,5 @@
 """What an engine is loaded with. No torch is imported here, because the command line's help shows these options."""
 
-import logging
 import numbers
 import reprlib
 from collections.abc import Collection
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from torch import dtype as DType
 else:
     Device = DType = object
-
-log = logging.getLogger(__name__)
 
 DAY = 86_400
 
@@ -120,21 +117,3 @@ class EngineOptions:
             raise BackendError(f"allow_foreign_voice must be True or False, got {self.allow_foreign_voice!r}")
         if not isinstance(self.patience, Patience):
             raise BackendError(f"patience must be a Patience, got {type(self.patience).__name__}")
-
-
-def tell_idle(options: EngineOptions, variant: str, *, has_spare: bool) -> None:
-    """Warn of options that change nothing here. `variant`: the checkpoint's. `has_spare`: PyTorch can take over."""
-    idle = {
-        "allow_foreign_voice": (
-            options.allow_foreign_voice and variant != "custom_voice",
-            f"it is for CustomVoice checkpoints, and this one is {variant}",
-        ),
-        "fallback": (options.fallback is not None and not has_spare, "PyTorch speaks already"),
-        "queue_timeout": (
-            options.max_queue == 0 and options.queue_timeout != EngineOptions.queue_timeout,
-            "max_queue=0 lets nobody wait",
-        ),
-    }
-    for name, (is_idle, why) in idle.items():
-        if is_idle:
-            log.warning("%s changes nothing: %s", name, why)

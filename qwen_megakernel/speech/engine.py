@@ -20,7 +20,7 @@ from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.memory import Need, memory_of, told_of_memory
-from qwen_megakernel.engine.options import EngineOptions, tell_idle
+from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
@@ -92,7 +92,6 @@ class TTSEngine:
         self._voice_encoder = VoiceEncoder(checkpoint)
         spare = backend.spare() if options.fallback else None
         self._has_spare = spare is not None
-        tell_idle(options, config.variant, has_spare=self._has_spare)
         self._core = EngineCore(
             loaded,
             sample_rate=self.sample_rate,
@@ -394,10 +393,9 @@ class TTSEngine:
         Raises RequestError, EngineClosed: as `submit` would."""
         self._core.admission.check_open()
         request = self.request(**options)
-        spoken = spoken_text(request.front_end, _whole(text))
         with self._core.in_order():
             return self._prompts.build(
-                spoken.text,
+                spoken_text(request.front_end, _whole(text)).text,
                 request.conditioning,
                 non_streaming_mode=request.non_streaming_mode,
                 max_positions=self.max_positions,

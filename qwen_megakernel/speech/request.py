@@ -117,6 +117,9 @@ class RequestChecker:
         self._checkpoint, self._config = checkpoint, checkpoint.config
         self._prompts = prompts
         self._allow_foreign = allow_foreign_voice
+        if allow_foreign_voice and self._config.variant != "custom_voice":
+            what = f"it is for CustomVoice checkpoints, and this one is {self._config.variant}"
+            log.warning("allow_foreign_voice changes nothing: %s", what)
         self._told_of_foreign = False
         self._told_idle: set[str] = set()  # options
         self._told_of = {checkpoint.fingerprint}  # fingerprints of voices
