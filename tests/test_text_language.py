@@ -126,9 +126,11 @@ def test_only_what_the_model_and_the_normalizer_know_is_found():
     assert both == Candidates(("english", "chinese"), ("nl",))
     assert language_of("We hebben vandaag vijf appels gekocht op de markt.", both) is None
     assert language_of("We bought five apples at the market today.", both) == "english"
+    assert language_of("Hm.", Candidates.of(("english", "german"))) is None, "both are as likely"
     assert language_of("Привет, как дела?", both) is None and language_of("今天很好", both) == "chinese"
     assert language_of("今天很好", Candidates.of(("japanese", "english"))) == "japanese"
     assert Candidates.of(()) == Candidates.of(("auto",)) == Candidates.of(None)
+    assert language_of("We bought five apples.", Candidates(("english",), ("xx",))) == "english"
     english = Candidates.of(("english", "chinese"))
     assert language_of("Hm.", english) == "english" and not english.need_statistics
 
