@@ -304,7 +304,7 @@ async def test_what_waits_for_its_language_is_spoken_if_the_writer_stalls(engine
         await utterance.push_text("5. ")  # in any language
         heard = sounds(utterance)
         assert len(await asyncio.wait_for(anext(heard), PATIENCE_S))
-        await utterance.push_text("Das ist schön, es hat 5 Seiten.")
+        await utterance.push_text("Wir haben 5 sehr schöne Hunde.")
         await utterance.end_text()
         assert [samples async for samples in heard]
 
