@@ -10,10 +10,9 @@ from entrances import SocketClient, StreamClient
 from serving import connect, ready, small_demo
 
 import demo_pipeline
-from qwen_megakernel import EngineOptions, RequestError, cli
+from qwen_megakernel import RequestError, cli
 from qwen_megakernel.commands.demo import make_parser
 from qwen_megakernel.commands.idle import RULES, refuse_idle
-from qwen_megakernel.engine.core import tell_idle
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.server import fields
 from qwen_megakernel.speech.options import RequestOptions, idle, table
@@ -87,18 +86,10 @@ def test_an_option_of_speech_without_the_one_it_needs_is_found():
     assert {row.needs for row in table().values()} - {""} <= table().keys()
 
 
-@pytest.mark.parametrize(
-    "options, has_spare, told",
-    [
-        ({"fallback": "torch"}, False, "fallback changes nothing: PyTorch speaks already"),
-        ({"fallback": "torch"}, True, ""),
-        ({"max_queue": 0, "queue_timeout": 2.0}, True, "queue_timeout changes nothing: max_queue=0"),
-        ({"queue_timeout": 2.0}, True, ""),
-    ],
-)
-def test_an_engine_warns_of_options_that_change_nothing(options, has_spare, told, caplog):
-    tell_idle(EngineOptions(**options), has_spare=has_spare)
-    assert (told in caplog.text) if told else not caplog.records
+def test_an_engine_without_kernels_needs_no_fallback(caplog):
+    for fallback in (None, "torch"):
+        small_demo(fallback=fallback).close()
+        assert ("fallback changes nothing: PyTorch speaks already" in caplog.text) is (fallback is not None)
 
 
 @pytest.mark.parametrize("variant, told", [("base", True), ("voice_design", True), ("custom_voice", False)])

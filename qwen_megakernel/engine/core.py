@@ -63,7 +63,8 @@ class EngineCore:
     ):
         """`spare`: makes the model that takes over once the kernels are given up. None: the engine then ends. `void`:
         see `Failures`."""
-        tell_idle(limits, has_spare=spare is not None)
+        if limits.fallback is not None and spare is None:
+            log.warning("fallback changes nothing: PyTorch speaks already")
         pipeline = partial(DevicePipeline, kept_voices=limits.kept_voices, clock=clock)
         self._cuda = torch.cuda.default_stream(device) if device.type == "cuda" else None
         self._sample_rate = sample_rate
@@ -296,11 +297,3 @@ def _stop_cores() -> None:
     for thread in threading.enumerate():
         if thread.name in _THREADS and thread not in waited_for:
             thread.join(timeout=10.0)
-
-
-def tell_idle(limits: EngineOptions, *, has_spare: bool) -> None:
-    """Warn of options that change nothing. `has_spare`: PyTorch can take over."""
-    if limits.fallback is not None and not has_spare:
-        log.warning("fallback changes nothing: PyTorch speaks already")
-    if limits.max_queue == 0 and limits.queue_timeout != EngineOptions.queue_timeout:
-        log.warning("queue_timeout changes nothing: max_queue=0 lets nobody wait")
