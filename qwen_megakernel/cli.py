@@ -24,6 +24,7 @@ from qwen_megakernel.choices import (
     VERIFIED_FRAMES,
 )
 from qwen_megakernel.commands.book_lines import FOOTNOTES
+from qwen_megakernel.commands.idle import refuse_idle
 from qwen_megakernel.commands.options import (
     SENTENCE_S,
     WEIGHTS_CHOICES,
@@ -74,6 +75,7 @@ def run(args: argparse.Namespace, function: Callable[[argparse.Namespace], int])
         handler.setFormatter(_Printable("%(message)s"))
         logging.basicConfig(handlers=[handler])
         logging.getLogger("qwen_megakernel").setLevel(logging.DEBUG if args.verbose else logging.INFO)
+        refuse_idle(args, args.parser, args.run.partition(":")[2])
         return function(args)
     except TTSError as error:
         print(told(error, args), file=sys.stderr)
@@ -122,7 +124,7 @@ def _add_book_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--split", choices=("chapters",), help="write a file for each chapter, such as out-01.wav")
     parser.add_argument("--subtitles", metavar="PATH", help="write sentences and their times to this .srt or .vtt file")
     parser.add_argument("--speakers", action="store_true", help='a line that begins with "[ada] " is spoken by ada')
-    parser.add_argument("--voices", metavar="DIR", type=Path, help="saved voices for --speakers (Base)")
+    parser.add_argument("--voices", metavar="DIR", type=Path, help="saved voices for --speakers and --voice (Base)")
     about = "leave footnotes out, or read them at their chapter's end; default: %(default)s"
     parser.add_argument("--footnotes", choices=FOOTNOTES, default=FOOTNOTES[0], help=about)
     parser.add_argument("--title", help="the book's title for the files' tags; default: the text's own")
@@ -139,7 +141,7 @@ def _add_batch(commands: argparse._SubParsersAction) -> None:
     batch.add_argument("--input-format", choices=("jsonl", "csv", "text"), help="default: by the name's ending")
     endings = [ending[1:] for ending in FORMATS]
     batch.add_argument("--format", choices=endings, default="wav", help="format of the files; default: %(default)s")
-    batch.add_argument("--voices", metavar="DIR", type=Path, help="saved voices that lines may name (Base)")
+    batch.add_argument("--voices", metavar="DIR", type=Path, help="saved voices that lines and --voice may name (Base)")
     add_engine_options(batch, without=("max_queue", "queue_timeout"), max_streams=None, max_positions=1024)
     add_voice_options(batch, "batch")
 

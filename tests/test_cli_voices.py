@@ -256,3 +256,23 @@ def test_a_batch_takes_foreign_voices_where_that_is_allowed(whose, base, custom,
     assert main(command) == 1
     assert main([*command, "--allow-foreign-voice"]) == 0
     assert soundfile.info(tmp_path / "out" / "a.wav").frames > 0
+
+
+def test_a_voice_is_looked_for_by_its_name_in_the_folder_of_voices(voices, base, tmp_path, capsys):
+    said = ["speak", "--model", base, "--text", "Hello.", "--seed", "3", "--device", "cpu", "-o"]
+    assert main([*said, str(tmp_path / "a.wav"), "--voice", str(voices / "ben.safetensors")]) == 0
+    assert main([*said, str(tmp_path / "b.wav"), "--voice", "Ben", "--voices", str(voices)]) == 0
+    assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
+    (tmp_path / "in.txt").write_text("Hello.")
+    batch = ["batch", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out"), "--model", base, "--device", "cpu"]
+    assert main([*batch, "--voice", "ben", "--voices", str(voices)]) == 0
+    capsys.readouterr()
+    assert main([*said, str(tmp_path / "c.wav"), "--voice", "bea", "--voices", str(voices)]) == 1
+    assert "--voice 'bea' is neither a voice in --voices" in (error := capsys.readouterr().err)
+    assert "voices there: anna, ben, carl" in error
+
+
+def test_a_check_of_foreign_voices_is_for_a_checkpoint_that_may_take_them(voices, base, capsys):
+    check = ["voices", "check", str(voices / "ben.safetensors"), "--model", base]
+    assert main(check) == 0 and main([*check, "--allow-foreign-voice"]) == 1
+    assert "--allow-foreign-voice is for CustomVoice checkpoints" in capsys.readouterr().err

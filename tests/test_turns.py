@@ -298,6 +298,17 @@ async def test_a_flushed_text_is_spoken_to_its_end_without_a_full_stop(engine):
     assert np.array_equal(utterance.audio.codes, codes)
 
 
+async def test_what_waits_for_its_language_is_spoken_if_the_writer_stalls(engine, monkeypatch):
+    monkeypatch.setattr(engine._prompts, "languages", ("auto", "english", "german"))
+    async with turn(engine, normalize="auto") as utterance:
+        await utterance.push_text("5. ")  # in any language
+        heard = sounds(utterance)
+        assert len(await asyncio.wait_for(anext(heard), PATIENCE_S))
+        await utterance.push_text("Wir haben 5 sehr schöne Hunde.")
+        await utterance.end_text()
+        assert [samples async for samples in heard]
+
+
 @pytest.mark.parametrize("text", ["...", "[pause]", "[pause 1s]", "\U0001f389"])
 async def test_text_without_words_says_so(engine, text):
     with pytest.raises(ExceptionGroup) as raised:

@@ -93,7 +93,7 @@ def add_command(commands: argparse._SubParsersAction, name: str, run: str, about
     """Add a command. `run`: the function that runs it, as "module of commands/:name"; it is imported only then. The
     description is `about` and `more`."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}.")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     return parser
 
 
@@ -287,8 +287,23 @@ def voice_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
         raise RequestError("--allow-foreign-voice needs a saved voice: give --voice too")
     check_ref_options(args.ref_audio, args.ref_text)
     if isinstance(voice, str):
-        options["voice"] = Voice.load(voice)
+        folder = getattr(args, "voices", None)
+        options["voice"] = Voice.load(voice) if folder is None else _voice_in(folder, voice)
     return options
+
+
+def _voice_in(folder: Path, voice: str) -> "Voice":
+    """The value of --voice: a voice of --voices, or a file. Raises RequestError: no such folder. Raises VoiceError:
+    neither has it."""
+    from qwen_megakernel.model.voice import Voice
+
+    saved = voices_in(folder)
+    if voice.lower() in saved:
+        return saved[voice.lower()]
+    if Path(voice).is_file():
+        return Voice.load(voice)
+    known = ", ".join(saved) or "none"
+    raise VoiceError(f"--voice {voice!r} is neither a voice in --voices {folder} nor a file; voices there: {known}")
 
 
 def check_voice(variant: str, options: RequestOptions) -> None:

@@ -29,6 +29,12 @@ def serve(args: argparse.Namespace) -> int:
     if token is None and not is_loopback(args.host):
         raise BackendError(f"--host {args.host} can be reached by others: set {TOKEN}, or listen on 127.0.0.1")
     name, config, load = _engine_of_server(args)
+    if config and config.variant != "base" and (args.allow_upload or args.allow_clone):
+        option = "--allow-upload" if args.allow_upload else "--allow-clone"
+        raise RequestError(
+            f"{option} needs a Base checkpoint, which clones voices; {name} is {config.variant}: leave it out, or "
+            "name another --model"
+        )
     app = http.make_app(
         load,
         model=name,

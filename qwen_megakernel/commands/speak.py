@@ -1,18 +1,20 @@
 """`qwen-megakernel speak`: text in, sound out."""
 
 import argparse
+import logging
 import secrets
 import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.checkpoint.languages import listed
+from qwen_megakernel.checkpoint.languages import find_language, listed
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.choices import DEMO, DEMO_NOTICE, OUT
 from qwen_megakernel.commands.book_files import BookFiles, Place, check_subtitles, numbered, tags_of
@@ -30,15 +32,19 @@ from qwen_megakernel.commands.options import (
 )
 from qwen_megakernel.commands.output import check_writable, checked_output, play
 from qwen_megakernel.engine.options import EngineOptions
-from qwen_megakernel.errors import RequestError, TextError
+from qwen_megakernel.errors import LanguageError, RequestError, TextError
 from qwen_megakernel.model.conditioning import AUTO
 from qwen_megakernel.model.voice import Voice, text_of
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.text.cutting import split_evenly
+from qwen_megakernel.text.finder import Candidates, Conversation, language_of
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.spoken_text import SpokenText
 
+log = logging.getLogger(__name__)
+
+_LINES_TO_TELL = 200  # of a book tell its language
 _POSITIONS = 1024
 """Positions of a slot if there are several: room for one piece. A transcribed reference may need more."""
 _WAIT_S = 3600.0  # for a slot; a piece waits for the pieces before it
@@ -63,7 +69,7 @@ def speak(args: argparse.Namespace) -> int:
     if args.save_voice is not None:
         check_writable("--save-voice", args.save_voice)
     voices = _check_book_options(args, output)
-    front_end = TextFrontEnd(args.language, options.pop("normalize", None) or "off", options.pop("lexicon", None))
+    front_end = _front_end(args.model, options, source)
     by_sentence = args.subtitles is not None
     book = read_book(source.lines, front_end, by_sentence=by_sentence, speakers=args.speakers, footnotes=args.footnotes)
     # One seed for all pieces, so that the printed seed reproduces the whole text.
@@ -94,6 +100,22 @@ def speak(args: argparse.Namespace) -> int:
     return 0
 
 
+def _front_end(model: str, options: RequestOptions, source: Source) -> TextFrontEnd:
+    """What makes spoken text of the source, by options that are taken out of these. If no language is named, it is the
+    one that the source names for itself, or one that is found, of those that the model has. Raises TextError: see
+    `TextFrontEnd`. Raises CheckpointError: see `Checkpoint.open`."""
+    normalize, lexicon = options.pop("normalize", None) or "off", options.pop("lexicon", None)
+    language, languages = options.get("language"), None
+    if language in (None, AUTO) and (normalize != "off" or lexicon):
+        languages = Checkpoint.open(model).config.talker.named_languages
+        with suppress(LanguageError):  # a language that the model does not have
+            language = find_language(source.tags.get("language", AUTO), languages)
+        if language in (None, AUTO):
+            text = "\n".join(line.text for line in islice(source.lines, _LINES_TO_TELL))
+            language = language_of(text, Candidates.of(languages))
+    return TextFrontEnd(language, normalize, lexicon, languages=languages).in_conversation(Conversation())
+
+
 def _check_book_options(args: argparse.Namespace, output: str | None) -> dict[str, Voice]:
     """Make the checks that need neither text nor model, and load the voices of --voices. `output`: as `checked_output`
     returns it. Returns saved voices by their names. Raises RequestError: the options do not go together, or a value is
@@ -104,8 +126,8 @@ def _check_book_options(args: argparse.Namespace, output: str | None) -> dict[st
         raise RequestError("--split chapters writes several files, and --play plays one: give one of the two")
     if args.subtitles is not None:
         check_subtitles(args.subtitles)
-    if args.voices is not None and not args.speakers:
-        raise RequestError("--voices has the voices for --speakers: give both")
+    if args.voices is not None and not (args.speakers or args.voice):
+        raise RequestError("--voices has the voices for --speakers, or the one that --voice names: give both")
     return voices_in(args.voices)
 
 
@@ -155,6 +177,8 @@ class _Requests:
         for piece in pieces:
             parts = self._engine.parts(SpokenText(piece.text), self.of(piece))
             fitting.extend(piece.cut(part.text for part in parts))
+        if len(fitting) > 1 and self._options.get("silence_s") is not None:
+            log.warning("silence_s changes nothing in a text of several pieces: --pause says how far apart they are")
         if len(fitting) > 1:  # PyTorch's last bits of samples would depend on how pieces are cut into pushes
             self._options = self._options | {"reproducible": True, "trim": "none"}
         return fitting
@@ -175,6 +199,7 @@ def parts_of(engine: TTSEngine, text: str, request: SpeechRequest) -> list[Spoke
     `TTSEngine.parts`."""
     if not text.strip():
         raise TextError("text must not be blank")
+    request = request.for_text(text)
     return [part for piece in split_evenly(text, MAX_PIECE_CHARS) for part in engine.parts(piece, request)]
 
 

@@ -107,6 +107,9 @@ def make_voice(args: argparse.Namespace) -> int:
 
 def check_voice(args: argparse.Namespace) -> int:
     voice, checkpoint = Voice.load(args.file), Checkpoint.open(args.model)
+    if args.allow_foreign_voice and checkpoint.config.variant != "custom_voice":
+        why = f"is for CustomVoice checkpoints; {args.model} is {checkpoint.config.variant}"
+        raise RequestError(f"--allow-foreign-voice {why}: leave it out")
     try:
         fitting_voice(voice, checkpoint, allow_foreign=args.allow_foreign_voice)
     except VoiceError as error:

@@ -63,6 +63,8 @@ class EngineCore:
     ):
         """`spare`: makes the model that takes over once the kernels are given up. None: the engine then ends. `void`:
         see `Failures`."""
+        if limits.fallback is not None and spare is None:
+            log.warning("fallback changes nothing: PyTorch speaks already")
         pipeline = partial(DevicePipeline, kept_voices=limits.kept_voices, clock=clock)
         self._cuda = torch.cuda.default_stream(device) if device.type == "cuda" else None
         self._sample_rate = sample_rate

@@ -6,6 +6,7 @@ No code here computes the model. The session builds prompts in the service's own
 event loop. In SENTENCE mode each sentence is a session. In TOKEN mode a context is one, spoken while its tokens come.
 """
 
+import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.events import Ended
 from qwen_megakernel.speech.request import SpeechRequest, foreign_hint
 from qwen_megakernel.speech.session import SpeechSession
+from qwen_megakernel.text.finder import Conversation
 from qwen_megakernel.text.front_end import Reading
 from qwen_megakernel.text.lexicon import Lexicon
 
@@ -86,10 +88,16 @@ class MegakernelTTSService(SpeechService):
             **kwargs: For `TTSService`.
 
         Raises:
-            RequestError: the model does not have the voice or language (the message lists the known ones), or a
-                sampling value or chunk size is out of range. If the model is not on this machine yet, `setup` checks.
+            RequestError: an engine comes with a model or options to load another. Or the model does not have the voice
+                or language (the message lists the known ones), or a sampling value or chunk size is out of range. If
+                the model is not on this machine yet, `setup` checks.
             TypeError: an argument that neither this service nor `TTSService` has.
         """
+        if engine and (engine_options or model not in (DEFAULT_MODEL, engine.model)):
+            raise RequestError(
+                f"the engine is loaded already, with {engine.model!r}: leave model and engine_options out, or leave "
+                "engine out"
+            )
         store = self.Settings.unset(engine.model if engine else str(model))
         if settings is not None:
             named = settings.model if is_given(settings.model) else None
@@ -109,6 +117,7 @@ class MegakernelTTSService(SpeechService):
         self._given_engine = engine
         self._model = str(model)
         self._engine_options = EngineArguments(**(engine_options or {}))
+        self._conversation = Conversation()
         self._executor: ThreadPoolExecutor | None = None  # while a pipeline runs
         known = (engine.variant, engine.speakers, engine.languages) if engine else _known_of(self._model)
         self._check_settings(self._settings, *(known or (None, None, None)))
@@ -148,6 +157,8 @@ class MegakernelTTSService(SpeechService):
             self._engine = await shared_engine.acquire(self._model, **self._engine_options)
             self._check_settings(self._settings, self._engine.variant, self._engine.speakers, self._engine.languages)
             self._request(self._engine)
+        load = self._request(self._engine).front_end.load  # of an engine that nobody has warmed up
+        await asyncio.get_running_loop().run_in_executor(self._executor, load)
 
     async def stop(self, frame: EndFrame):
         """Speak everything that was asked for, then release the engine."""
@@ -242,7 +253,7 @@ class MegakernelTTSService(SpeechService):
         if isinstance(voice, str):
             options = {**options, "voice": None, "speaker": voice}
         options["lenient"] = True
-        return engine.request(**options)
+        return engine.request(**options).in_conversation(self._conversation)
 
 
 _CPU_FIRST_S = 0.1

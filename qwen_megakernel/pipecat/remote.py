@@ -121,6 +121,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         self._sessions: dict[str, RemoteSession] = {}  # by name, until the server ends them
         self._by_number: dict[int, RemoteSession] = {}
         self._count = itertools.count(1)
+        self._told_ignored: set[str] = set()
         self._check(self._settings)
 
     # ------------------------------------------------------------ life
@@ -322,6 +323,12 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
 
     async def _tell(self, ended: Ended) -> None:
         logger.debug(f"{self}: {ended.seconds:.2f} s, {ended.finish_reason}, seed {ended.seed}")
+
+    def _warn_of_ignored(self, names: Sequence[str]) -> None:
+        """Warn, once for each, of settings that change nothing."""
+        for name in sorted({*names} - self._told_ignored):
+            self._told_ignored.add(name)
+            logger.warning(f"{self}: {name} changes nothing, the server says")
 
     def _new_reading(self) -> str:
         """The turn's name: the server reads contexts with one name as one text."""

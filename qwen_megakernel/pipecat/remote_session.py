@@ -88,6 +88,7 @@ class RemoteSession:
             if isinstance(item, bytes):
                 yield Sound(np.frombuffer(item, "<i2").astype(np.float32) / 32767)
             elif item["type"] == "begin":
+                self._service._warn_of_ignored(item.get("ignored", ()))
                 yield Began(item.get("seed", 0))
             elif item["type"] == "words":
                 yield Words([(word, at) for word, at in item["words"]])

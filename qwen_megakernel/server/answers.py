@@ -21,6 +21,7 @@ from qwen_megakernel.speech.encoders import MEDIA, StreamEncoder
 from qwen_megakernel.speech.events import Ended, Sound, Words
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
+from qwen_megakernel.text.finder import Conversation
 
 log = logging.getLogger(__name__)
 
@@ -84,14 +85,19 @@ class Speech:
         if instruct and not service.takes_instructions:
             self.ignored = ["instructions"]
             options = options | {"instruct": None}
-        first = service.request(options)
+        conversation = Conversation()
+        self.ignored += service.idle(options)
+        first = service.request(options).in_conversation(conversation)
         self.seed = first.seed
         turns = [(text, first)]
         if speakers:
             options = options | {"seed": self.seed}
             named = turns_of(text, service.is_voice, service.known_voices())
-            turns = [(said, service.request(options | {"voice": name}) if name else first) for name, said in named]
-        self._texts = *(said for said, _ in turns), None if self.ignored else instruct
+            turns = [
+                (said, service.request(options | {"voice": name}).in_conversation(conversation) if name else first)
+                for name, said in named
+            ]
+        self._texts = *(said for said, _ in turns), options.get("instruct")
         self._samples = self._speak(turns)
 
     async def usage(self) -> dict[str, int]:

@@ -110,6 +110,12 @@ FIELDS: dict[str, Field] = {
 }  # fmt: skip
 """Name -> what it does. Options of speech by their own names are in `speech.options`."""
 
+_IDLE: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "ref_text": lambda fields: "speaker_embedding" in fields,
+    "x_vector_only_mode": lambda fields: "ref_audio" not in fields,
+}
+"""Name -> does it change nothing beside the others? It is then named like those that are ignored."""
+
 _TEXTS = ("input", "text", "ref_text", "instructions", "ref_audio")  # blanks at their ends are kept
 _SMALL = ("response_format", "stream_format", "normalize", "trim")  # known values are in lower case
 _KINDS: dict[str, type] = dict.fromkeys(
@@ -155,7 +161,7 @@ def told_apart(given: Mapping[str, Any], entrance: str) -> tuple[dict[str, Any],
             words = f"{name} and {came[there]} are two names of one field, with different values: send one of them"
             raise RequestError(words, field=name)
         fields[there], came[there] = value, name
-    return fields, ignored
+    return fields, ignored + [came[name] for name, is_idle in _IDLE.items() if fields.get(name) and is_idle(fields)]
 
 
 def _tidy(name: str, value: str, kind: type) -> Any:

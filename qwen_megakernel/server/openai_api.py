@@ -72,6 +72,7 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
             *body.ignored,
             *made.ignored,
             *(["word_timestamps"] if body.word_timestamps and streams and not events else []),
+            *(["stream"] if body.stream is not None and body.stream is not streams else []),  # flac, or events
         ]
         if ignored:
             headers["X-Ignored"] = ", ".join(ignored)

@@ -28,7 +28,7 @@ from qwen_megakernel.server.api_error import listed
 from qwen_megakernel.server.clones import Clone, Clones
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.speech.engine import TTSEngine
-from qwen_megakernel.speech.options import RequestOptions
+from qwen_megakernel.speech.options import RequestOptions, idle
 from qwen_megakernel.speech.request import SpeechRequest, foreign_hint
 from qwen_megakernel.speech.saved_voices import DEFAULT_VOICE, SavedVoices
 from qwen_megakernel.speech.session import SpeechSession
@@ -147,6 +147,8 @@ class EngineService:
         try:
             self._engine = await _in_daemon(self._load)
             self._check_voices(self.engine.variant, self.engine.speakers)
+            if not self.can_clone and not self.clones and (self._upload or self._clones):
+                log.warning("no client can make or bring voices: %s is no Base checkpoint", self.model)
             await _in_daemon(self._warm_up)
         except Exception as error:
             self._give_up("failed", error, None if isinstance(error, TTSError) else error)
@@ -321,6 +323,10 @@ class EngineService:
             )
         who = self._voice(self.engine, asked.pop("voice", None))
         return self.engine.request(**cast(RequestOptions, asked | who))
+
+    def idle(self, options: RequestOptions) -> list[str]:
+        """Those of a client's options that change nothing beside the others and the server's."""
+        return [name for name in idle({**self.defaults, **options}) if name in options]
 
     def _voice(self, engine: TTSEngine, asked: Voice | str | None) -> RequestOptions:
         """A voice by its name, or the one that a request brought along."""

@@ -25,6 +25,7 @@ from qwen_megakernel.server.socket_line import (
 )
 from qwen_megakernel.server.stream_config import RefusedMessage, SessionConfig, check_fields, read_config, string_of
 from qwen_megakernel.server.stream_speech import REMEDY, StreamSpeech
+from qwen_megakernel.text.finder import Conversation
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class _Stream(SocketLine):
         self._upload = upload
         self._long = {kind for kind, may in (("voice.add", upload), ("session.config", clone)) if may}
         self._longest = max(service.limits.max_body, MAX_RECORDING * bool(self._long))
+        self.conversation = Conversation()
         self._timestamps: list[dict[str, Any]] = []  # to be sent once all is spoken
         self._inbox: asyncio.Queue[str | None] = asyncio.Queue()
         self._unread = 0  # characters in the inbox

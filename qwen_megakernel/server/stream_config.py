@@ -136,6 +136,9 @@ async def read_config(message: dict[str, Any], service: EngineService) -> Sessio
         raise RefusedMessage(f"{field} needs response_format 'pcm', got {name!r}", "response_format")
     read = await service.cloned(read_options(options, "stream"), clone)
     request = service.request(read, lenient=True)
+    ignored += service.idle(read)
+    if "timestamp_transport_strategy" in given and (words == "chunk" or not words):
+        ignored.append("timestamp_transport_strategy")
     return SessionConfig(read, name, rate, streams, words, request.whole, tuple(ignored))
 
 

@@ -14,6 +14,7 @@ from qwen_megakernel.server.stream_config import RefusedMessage, SessionConfig
 from qwen_megakernel.server.word_times import TimedWord, WordEnds, alignment
 from qwen_megakernel.speech.encoders import StreamEncoder
 from qwen_megakernel.speech.events import Ended, Sound, Words
+from qwen_megakernel.text.finder import Conversation
 
 REMEDY = "send input.done, or text sooner"
 
@@ -22,6 +23,7 @@ class Stream(Protocol):
     """What speech needs of a client's session."""
 
     service: EngineService
+    conversation: Conversation
 
     def put(self, message: dict[str, Any]) -> None: ...
 
@@ -100,7 +102,7 @@ class StreamSpeech:
         """
         service, config = self._stream.service, self._config
         service.check_ready()
-        request = service.request(config.options, lenient=True)
+        request = service.request(config.options, lenient=True).in_conversation(self._stream.conversation)
         whole, opening, complete = None, "", self._text.complete
         if config.whole:
             self._said = whole = await self._text.take_whole()

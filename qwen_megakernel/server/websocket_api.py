@@ -28,6 +28,7 @@ from qwen_megakernel.server.socket_line import (
 from qwen_megakernel.speech.events import Began, Ended, Sound, Words
 from qwen_megakernel.speech.options import MOST_TEXT, options_of, read_options
 from qwen_megakernel.speech.session import FLUSH, Flush, SpeechSession
+from qwen_megakernel.text.finder import Conversation
 from qwen_megakernel.text.front_end import Reading
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class _Socket(SocketLine):
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._numbers = 0
         self._turns: OrderedDict[str, _SharedReading] = OrderedDict()  # by name
+        self.conversation = Conversation()
 
     def _greeting(self) -> dict[str, Any]:
         service, engine = self.service, self.service.engine
@@ -241,7 +243,8 @@ class _Context:
         turn = self._socket.turn(settings.pop("turn", None))
         clone = read_clone({name: settings.pop(name) for name in CLONE_FIELDS if name in settings})
         options = await service.cloned(read_options(settings, "socket", also=SETTINGS), clone)
-        request = service.request(options, lenient=True)
+        request = service.request(options, lenient=True).in_conversation(self._socket.conversation)
+        self._ignored += service.idle(options)
         if not complete:
             request = request.in_pieces()
         seed = request.seed
@@ -287,7 +290,8 @@ class _Context:
         Returns:
             Its settings, its text, and whether the text is complete.
         """
-        message, self._ignored = told_apart(message, "socket")
+        message, ignored = told_apart(message, "socket")
+        self._ignored = ignored if opens else self._ignored
         most = self._socket.service.limits.max_text
         if self._characters > most:
             raise TextTooLongError(

@@ -22,6 +22,7 @@ from qwen_megakernel.speech.events import Ended, Sound
 from qwen_megakernel.speech.options import read_options
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.session import SpeechSession
+from qwen_megakernel.text.finder import Conversation
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Connection:
         self._info = info
         self._reader = reader
         self._writer = writer
+        self._conversation = Conversation()
         self._inbox: asyncio.Queue[Request] = asyncio.Queue()
         self._unread = 0  # total size of the inbox, by `_size`
         self._open = False  # the client has sent synthesize-start but not yet synthesize-stop
@@ -186,7 +188,7 @@ class Connection:
         service = self._service
         service.check_ready()
         options = read_options({"voice": asked.voice, "language": asked.language}, "wyoming")
-        request = service.request(options, lenient=True)
+        request = service.request(options, lenient=True).in_conversation(self._conversation)
         self._samples = 0
         try:
             if Synthesize.is_type(asked.kind):

@@ -287,7 +287,7 @@ class TTSEngine:
             raise RequestError("retries needs generate or map: what a listener has heard cannot be said again")
         if text is None:
             request = request.in_pieces()
-            if options.get("normalize", "off") != "off" or options.get("lexicon") is not None:
+            if request.front_end.changes_text:
                 raise RequestError(
                     "text in pieces is spoken as it is: leave normalize and lexicon out with text=None, and push what "
                     "TextFrontEnd.stream() makes of the text"
@@ -398,7 +398,7 @@ class TTSEngine:
         request = self.request(**options)
         with self._core.in_order():
             return self._prompts.build(
-                text,
+                spoken_text(request.front_end, _whole(text)).text,
                 request.conditioning,
                 non_streaming_mode=request.non_streaming_mode,
                 max_positions=self.max_positions,

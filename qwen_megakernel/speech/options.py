@@ -94,6 +94,7 @@ class Option:
     error: what a wrong value raises.
     names: entrance -> the option's name there, if it has another.
     without: entrance -> why it does not take the option.
+    needs: an option without which, or with its default, this one changes nothing.
     words: a command line's words for the values.
     load: on a command line the option names a file, or is written in a way of its own: makes the value of it.
     name, kinds: `RequestOptions`' name and types.
@@ -108,6 +109,7 @@ class Option:
     error: type[RequestError] = RequestError
     names: Mapping[str, str] = field(default_factory=dict)
     without: Mapping[str, str] = field(default_factory=dict)
+    needs: str = ""
     words: Mapping[str, Any] = field(default_factory=dict)
     load: Callable[[str], Any] | None = None
     typed: str = ""
@@ -225,7 +227,7 @@ class RequestOptions(TypedDict, total=False):
     """times as fast, at the same pitch"""
     trim: Annotated[str | None, Option("none", choices=TRIMS)]
     """where to cut silence"""
-    silence_s: Annotated[float | None, Option(TRIM_TO_S, 0, LONGEST_S, "seconds")]
+    silence_s: Annotated[float | None, Option(TRIM_TO_S, 0, LONGEST_S, "seconds", needs="trim")]
     """seconds of silence that trim leaves"""
     normalize: Annotated[str | None, Option("off", choices=NORMALIZE, error=TextError)]
     """auto: digits, Markdown and links become words"""
@@ -286,6 +288,17 @@ def why_not(name: str, entrance: str) -> str | None:
     """Why an entrance does not take this option; None: it is no option, or it is taken."""
     row = table().get(name)
     return row.without.get(entrance) if row else None
+
+
+def idle(options: Mapping[str, Any]) -> dict[str, str]:
+    """The given options that change nothing beside the others, each with the one that it needs. By `RequestOptions`'
+    names."""
+    rows, given = table(), {name for name, value in options.items() if value is not None}
+    return {
+        name: row.needs
+        for name, row in rows.items()
+        if name in given and row.needs and options.get(row.needs) in (None, rows[row.needs].default)
+    }
 
 
 def read_options(given: Mapping[str, Any], entrance: str, *, also: Iterable[str] = ()) -> RequestOptions:

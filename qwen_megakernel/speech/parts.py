@@ -146,8 +146,10 @@ class Parts:
 
     def end_part(self) -> None:
         """The writer stalls: say the part to its end. What comes later is a new part."""
-        if self._turn and self.utterance and (self._later or not (self.blank or self.utterance.done)):
-            self._take(self._turn.end_part())
+        if self._turn and self.utterance and (self._later or not self.utterance.done):
+            self._take(self._turn.flush())
+            if self._later or not self.blank:
+                self._take(self._turn.end_part())
 
     def end(self) -> None:
         """See `Utterance.end_text`."""

@@ -21,8 +21,9 @@ from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.edges import FADE_S
 from qwen_megakernel.model.prompt import PromptBuilder
 from qwen_megakernel.model.voice import Voice
-from qwen_megakernel.speech.options import read_options, table
+from qwen_megakernel.speech.options import idle, read_options, table
 from qwen_megakernel.text.cutting import check_unicode
+from qwen_megakernel.text.finder import Conversation
 from qwen_megakernel.text.front_end import Reading, TextFrontEnd
 from qwen_megakernel.text.normalize import Silence
 from qwen_megakernel.text.spoken_text import SpokenText
@@ -81,6 +82,14 @@ class SpeechRequest(Request):
         assert self.sampling.seed is not None  # `RequestChecker` draws one
         return self.sampling.seed
 
+    def for_text(self, text: str) -> "SpeechRequest":
+        """This request for parts of a text, whose language is found once."""
+        return replace(self, front_end=self.front_end.for_text(text))
+
+    def in_conversation(self, conversation: Conversation) -> "SpeechRequest":
+        """This request for the next text of a caller."""
+        return replace(self, front_end=self.front_end.in_conversation(conversation))
+
     def behind(self, pause_s: float) -> "SpeechRequest":
         """This request behind seconds of silence."""
         return replace(self, before_s=pause_s)
@@ -108,7 +117,11 @@ class RequestChecker:
         self._checkpoint, self._config = checkpoint, checkpoint.config
         self._prompts = prompts
         self._allow_foreign = allow_foreign_voice
+        if allow_foreign_voice and self._config.variant != "custom_voice":
+            what = f"it is for CustomVoice checkpoints, and this one is {self._config.variant}"
+            log.warning("allow_foreign_voice changes nothing: %s", what)
         self._told_of_foreign = False
+        self._told_idle: set[str] = set()  # options
         self._told_of = {checkpoint.fingerprint}  # fingerprints of voices
 
     def check(self, given: Mapping[str, Any]) -> SpeechRequest:
@@ -120,6 +133,10 @@ class RequestChecker:
             RequestError: by kind, see errors.py.
         """
         read = read_options(given, "python")
+        for name, needed in idle(read).items():
+            if name not in self._told_idle:
+                self._told_idle.add(name)
+                log.warning("%s changes nothing without %s: give both, or leave %s out", name, needed, name)
         options: dict[str, Any] = {name: row.default for name, row in table().items()} | read
         voice, language = options["voice"], self._prompts.known_language(read.get("language"))
         whole = options["non_streaming_mode"]
@@ -142,7 +159,9 @@ class RequestChecker:
             before_s=options["pause_s"],
             after_s=0.0,
             reproducible=options["reproducible"],
-            front_end=TextFrontEnd(language, options["normalize"], options["lexicon"], options["lenient"]),
+            front_end=TextFrontEnd(
+                language, options["normalize"], options["lexicon"], options["lenient"], self._prompts.languages
+            ),
             normalizes=options["normalize"] == "auto",
             lenient=options["lenient"],
             retries=options["retries"],

@@ -1,17 +1,20 @@
 """The text front end: pauses, then the normalizer, then the lexicon."""
 
+import copy
 import logging
 import re
 import reprlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from qwen_megakernel.choices import NORMALIZE
 from qwen_megakernel.errors import TextError
+from qwen_megakernel.text import finder
+from qwen_megakernel.text.finder import LONGEST_WAIT, Candidates, Conversation, LanguageFinder
 from qwen_megakernel.text.lexicon import Lexicon, LexiconStream
 from qwen_megakernel.text.normalize import NormalizerStream, Silence, is_plain
 from qwen_megakernel.text.pauses import MARKS, Pause, PauseStream, joined
-from qwen_megakernel.text.spoken import language_name, num2words
+from qwen_megakernel.text.spoken import LANGUAGES, language_name, num2words
 from qwen_megakernel.text.stage import FIRST_MARK, has_words, is_mark
 
 log = logging.getLogger(__name__)
@@ -38,15 +41,20 @@ class TextFrontEnd:
         normalize: str = "off",
         lexicon: Lexicon | None = None,
         lenient: bool = False,
+        languages: Sequence[str] | None = None,
     ):
         """
         Args:
-            language: a name or a code, such as "german" or "de-AT". For None and "auto" numbers stay as they are.
+            language: a name or a code, such as "german" or "de-AT". None and "auto": the only one of `languages`, else
+                each text's own, which is found at its first clear sentence. Where none is found, numbers stay and a
+                warning says so.
             normalize: "auto" applies the normalizer. With "off" text stays as it is, and SSML's other tags
                 are an error.
             lexicon: applied last, to the normalizer's result.
             lenient: the text is a language model's. What would be an error in it is left out: a tag with a warning,
                 half a character, text without letter or digit.
+            languages: names of those that a text may be in, such as `TTSEngine.languages`. None: all of the
+                normalizer's.
 
         Raises:
             TextError: `normalize` has another value, or another argument another type. LanguageError: the same of
@@ -56,12 +64,56 @@ class TextFrontEnd:
         language_name(language)  # which refuses what is no string
         _check_type("lexicon", lexicon, Lexicon | None)
         _check_type("lenient", lenient, bool)
-        self._language, self._normalize, self._lexicon, self._lenient = language, normalize, lexicon, lenient
+        self._normalize, self._lexicon, self._lenient = normalize, lexicon, lenient
+        self._candidates = Candidates.of(languages)
+        self._language = finder.sole(languages) if language in (None, "auto") else language
+        self._conversation: Conversation | None = None
+        if normalize == "auto" and self._language and language_name(self._language) not in LANGUAGES:
+            finder.tell_unread(self._language)
+
+    @property
+    def changes_text(self) -> bool:
+        """It normalizes, or has a lexicon."""
+        return self._normalize == "auto" or self._lexicon is not None
+
+    @property
+    def _finds(self) -> bool:
+        """Texts are read by their language, which nobody has named."""
+        if self._language:
+            return False
+        return self._normalize == "auto" or self._lexicon is not None and self._lexicon.has_languages
+
+    def load(self) -> None:
+        """Load what finding a language needs, if anything. It takes a second at its first call in a process, so call
+        it before others wait, and in no event loop. Otherwise the first text does it."""
+        if self._finds:
+            finder.load(self._candidates)
+
+    def in_conversation(self, conversation: Conversation) -> "TextFrontEnd":
+        """The same for texts of one caller. A text whose language cannot be found has that of the text before it."""
+        front_end = copy.copy(self)
+        front_end._conversation = conversation
+        return front_end
+
+    def for_text(self, text: str) -> "TextFrontEnd":
+        """The same for parts of this text, whose language is found once. Raises TextError: it is no text."""
+        _check_type("text", text, str)
+        if not self._finds:
+            return self
+        found = self._finder(True)
+        assert found
+        found.push(text)
+        front_end = copy.copy(self)
+        front_end._language = found.settle(_needs_language(text, self._lexicon))
+        return front_end
+
+    def _finder(self, needed: bool) -> LanguageFinder | None:
+        return LanguageFinder(self._candidates, self._conversation) if needed and self._finds else None
 
     def leaves_alone(self, text: str) -> bool:
         """Does the text certainly stay as it is? A quick check, true for most texts. Raises TextError: it is none."""
         _check_type("text", text, str)
-        if self._lexicon and self._lexicon.may_change(text, self._language):
+        if self._lexicon and self._may_respell(self._lexicon, text):
             return False
         if self._normalize == "auto":
             return is_plain(text)
@@ -75,10 +127,15 @@ class TextFrontEnd:
         """
         _check_type("text", text, str)
         normalizes, lexicon = self._normalize == "auto" and not is_plain(text), self._lexicon
-        if lexicon and not normalizes and not lexicon.may_change(text, self._language):
+        if lexicon and not normalizes and not self._may_respell(lexicon, text):
             lexicon = None
-        stream = TextFrontEndStream(self._language, normalizes, lexicon, self._lenient)
+        found = self._finder(normalizes or lexicon is not None)
+        stream = TextFrontEndStream(self._language, normalizes, lexicon, self._lenient, found)
         return joined([*stream.push(text), *stream.finish()])
+
+    def _may_respell(self, lexicon: Lexicon, text: str) -> bool:
+        languages = self._candidates.names if self._finds else (self._language,)
+        return any(lexicon.may_change(text, language) for language in languages)
 
     def shown(self, text: str) -> list[str | Pause]:
         """A whole text as a reader sees it: like `whole`, but words and numbers stay as they are written.
@@ -100,7 +157,8 @@ class TextFrontEnd:
                 used afterwards. None: a text of its own.
         """
         _check_type("after", after, TextFrontEndStream | None)
-        stream = TextFrontEndStream(self._language, self._normalize == "auto", self._lexicon, self._lenient)
+        normalizes, found = self._normalize == "auto", self._finder(True)
+        stream = TextFrontEndStream(self._language, normalizes, self._lexicon, self._lenient, found)
         if after:
             stream.follow(after)
         return stream
@@ -110,6 +168,11 @@ def _check_type(name: str, value: object, wanted: type | types.UnionType) -> Non
     if not isinstance(value, wanted):
         words = "a string" if wanted is str else getattr(wanted, "__name__", wanted)
         raise TextError(f"{name} must be {words}, got {type(value).__name__}")
+
+
+def _needs_language(text: str, lexicon: Lexicon | None) -> bool:
+    """Is there something that languages read differently? Not all of it; the rest is no reason for a warning."""
+    return any(map(str.isnumeric, text)) or lexicon is not None and lexicon.has_languages and has_words(text)
 
 
 def has_half_characters(text: str) -> bool:
@@ -123,7 +186,7 @@ class Reading:
 
     def __init__(self) -> None:
         self._stream: TextFrontEndStream | None = None
-        self._passed = ""  # the last character of text that the stream did not see
+        self._passed = ""  # the end of text that the stream did not see
         self.silence = Silence()  # tells which characters of the text, as it was written, are left out
 
     def go_on(self, front_end: TextFrontEnd) -> "TextFrontEndStream":
@@ -138,7 +201,7 @@ class Reading:
         """Process the next sentence, or several. Empty if there is nothing to speak. Raises TextError: as
         `TextFrontEnd.whole`."""
         if (self._stream is None or self._stream.at_rest) and front_end.leaves_alone(text.strip()):
-            self._passed = text[-1:]  # most sentences: a bot's first audio waits for this
+            self._passed = (self._passed + text)[-LONGEST_WAIT:]  # most sentences: a bot's first audio waits for this
             return [text]
         stream = self.go_on(front_end)
         return joined([*stream.push(text), *stream.settle()])
@@ -146,7 +209,7 @@ class Reading:
 
 class TextFrontEndStream:
     """The front end for a text in pieces. However the text is cut, the parts, with adjacent texts joined, are the same
-    as for the whole text."""
+    as for the whole text. If its language must be found, text is held back until it is."""
 
     def __init__(
         self,
@@ -154,13 +217,19 @@ class TextFrontEndStream:
         normalizes: bool,
         lexicon: Lexicon | None,
         lenient: bool = False,
+        finder: LanguageFinder | None = None,
         reads_aloud: bool = True,
     ):
-        """`reads_aloud`: the normalizer puts numbers and addresses into words."""
+        """`finder`: finds the language, if it is not known. `reads_aloud`: the normalizer puts numbers and addresses
+        into words."""
         self._pauses = PauseStream(refuse_other_tags=not normalizes, lenient=lenient)
         self._lenient = lenient
         self._seeks = lenient and not normalizes  # a sentence begins with a word: the normalizer sees to that itself
         self._sought, self._silent = self._seeks, ""  # no word has come yet; what has come instead
+        self._lexicon = lexicon
+        self._finder = finder
+        self._waits = finder is not None  # for the language
+        self._held: list[str | Pause] = []  # meanwhile
         self._normalizer = NormalizerStream(language, reads_aloud) if normalizes else None
         self._words: LexiconStream | None = lexicon.stream(language) if lexicon else None
 
@@ -172,37 +241,79 @@ class TextFrontEndStream:
         if self._lenient and has_half_characters(piece):
             log.warning("left out half a character")
             piece = piece.encode("utf-8", "ignore").decode()
-        return self._with_words(self._speak(self._pauses.push(piece)))
+        return self._with_words(self._speak(self._known(self._pauses.push(piece))))
 
     def finish(self) -> list[str | Pause]:
         """End the text, and return what was held back. Raises TextError: the text ends within a tag."""
-        return self._end(self._pauses.finish(), self._normalizer.finish if self._normalizer else None)
+        return self._end(self._pauses.finish(), NormalizerStream.finish)
 
     def settle(self) -> list[str | Pause]:
         """A sentence has ended: return what was held back, but for open links, tags, elements and code blocks."""
-        return self._end(self._pauses.settle(), self._normalizer.settle if self._normalizer else None)
+        return self._end(self._pauses.settle(), NormalizerStream.settle)
 
     def follow(self, before: "TextFrontEndStream") -> None:
-        """Go on within what `before` has left open."""
+        """Go on within what `before` has left open, and in its language if that had to be found."""
         self._pauses.follow(before._pauses)
         if self._normalizer and before._normalizer:
             self._normalizer.follow(before._normalizer)
+        if self._finder and before._finder:
+            self._finder = before._finder
+            self._begin_if_decided()
 
     @property
     def at_rest(self) -> bool:
         """Nothing is held back or left open."""
-        return self._pauses.at_rest and (self._normalizer is None or self._normalizer.at_rest)
+        return self._pauses.at_rest and not self._held and (self._normalizer is None or self._normalizer.at_rest)
 
     def pass_over(self, text: str) -> None:
         """Text that `leaves_alone` came meanwhile. `text` is its end."""
         if self._normalizer:
             self._normalizer.pass_over(text)
+        if self._finder:
+            self._finder.push(text)
+            self._begin_if_decided()
 
-    def _end(self, parts: list[str | Pause], rest: Callable[[], str] | None) -> list[str | Pause]:
-        """`rest`: gives what the normalizer holds back, once it has these parts."""
+    def _known(self, parts: list[str | Pause]) -> list[str | Pause]:
+        """Hold parts back until the language is known. Returns what can be spoken."""
+        if not self._waits:
+            return parts
+        assert self._finder
+        for part in parts:
+            if isinstance(part, Pause):
+                self._finder.pause()
+            else:
+                self._finder.push(part)
+        self._held += parts
+        self._begin_if_decided()
+        return [] if self._waits else self._let_go()
+
+    def _let_go(self) -> list[str | Pause]:
+        held, self._held = self._held, []
+        return held
+
+    def _begin_if_decided(self) -> None:
+        if self._waits and self._finder and self._finder.decided:
+            self._waits = False
+            self._begin(self._finder.language)
+
+    def _begin(self, language: str | None) -> None:
+        """From here on the text is in this language."""
+        if self._normalizer:
+            self._normalizer.read_in(language)
+        if self._lexicon:
+            self._words = self._lexicon.stream(language)
+
+    def _end(self, parts: list[str | Pause], end: Callable[[NormalizerStream], str]) -> list[str | Pause]:
+        """`end`: of the normalizer, which then gives what it holds back."""
+        parts = self._known(parts)
+        if self._waits and self._finder:  # if its language stays unknown, the text behind this may still tell it
+            parts = self._let_go()
+            text = "".join(part for part in parts if isinstance(part, str))
+            self._begin(self._finder.settle(_needs_language(text, self._lexicon)))
+            self._waits = not self._finder.decided
         parts = self._speak(parts)
-        if rest:
-            parts += self._look_up(rest())
+        if self._normalizer:
+            parts += self._look_up(end(self._normalizer))
         given = self._with_words(parts + ([last] if self._words and (last := self._words.finish()) else []))
         self._sought, self._silent = self._seeks, ""
         return given

@@ -88,6 +88,11 @@ class Lexicon:
             return True
         return not self._table(language).first_runs.isdisjoint(_RUNS.findall(text.lower()))
 
+    @property
+    def has_languages(self) -> bool:
+        """Some entries belong to one language."""
+        return any(self._entries)
+
     def stream(self, language: str | None = None) -> "LexiconStream":
         """A stream for one text in pieces."""
         return LexiconStream(self._table(language))

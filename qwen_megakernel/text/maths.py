@@ -49,6 +49,10 @@ class Maths(Stage):
     def at_rest(self) -> bool:
         return not self._held
 
+    def follow(self, before: "Maths") -> None:
+        """Go on within the formula that `before` has left open."""
+        self._held, self._opening, self._left = before._held, before._opening, before._left
+
     def push(self, piece: str) -> str:
         if self._held or not _BEGINS.isdisjoint(piece):
             return super().push(piece)

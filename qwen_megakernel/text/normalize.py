@@ -77,8 +77,21 @@ class NormalizerStream:
         """Go on within what `before` has left open. `before` is not used afterwards."""
         self._clean = before._clean
         self._markdown = before._markdown
-        self._stages[: len(self._may_be_open)] = before._may_be_open
-        self._may_be_open = before._may_be_open
+        for place, (own, other) in enumerate(zip(self._may_be_open, before._may_be_open, strict=True)):
+            if isinstance(own, Maths) and isinstance(other, Maths):
+                own.follow(other)  # its words are of this stream's language
+            else:
+                self._stages[place] = self._may_be_open[place] = other
+
+    def read_in(self, language: str | None) -> None:
+        """From here on the text is in this language. Words may not be held back."""
+        name = language_name(language)
+        for place, stage in enumerate(self._stages):
+            if isinstance(stage, Maths):
+                self._stages[place] = self._may_be_open[place] = maths = Maths(name)
+                maths.follow(stage)
+            elif isinstance(stage, Words):
+                self._stages[place] = Words(LANGUAGES.get(name or ""))
 
     def _through(self, text: str, first: int) -> str:
         for stage in self._stages[first:]:

@@ -1,0 +1,88 @@
+"""Options that would change nothing beside the others on a command line. They are refused: who gives one expects
+something of it. Where only the model or the text can tell, a warning of the code that acts on it says so."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from qwen_megakernel.engine.options import EngineOptions
+from qwen_megakernel.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Idle:
+    """An option that may be idle.
+
+    Attributes:
+        option: as argparse calls it.
+        when: the others with which it would change nothing.
+        why: what it is for, and what to do.
+    """
+
+    option: str
+    when: Callable[[argparse.Namespace], bool]
+    why: str
+
+
+def _has_no_tags(args: argparse.Namespace) -> bool:
+    return args.output in (None, "-") or Path(args.output).suffix.lower() in ("", ".wav")
+
+
+def _is_local(args: argparse.Namespace) -> bool:
+    from qwen_megakernel.server.process import is_loopback
+
+    return is_loopback(args.host)
+
+
+def _bot(args: argparse.Namespace) -> bool:
+    return args.bot
+
+
+def _no_bot(args: argparse.Namespace) -> bool:
+    return not args.bot
+
+
+_TAG = "is a tag, and neither WAV nor raw PCM has tags: name another file with --output, such as book.m4b"
+_FILE = "is for text in, sound out: leave out --bot"
+_CALL = "is for the bot: give --bot too"
+_QUEUE = Idle(
+    "queue_timeout", lambda args: args.max_queue == 0, "is the longest wait, but --max-queue 0 lets nobody wait"
+)
+RULES: dict[str, tuple[Idle, ...]] = {
+    "speak": (Idle("title", _has_no_tags, _TAG), Idle("author", _has_no_tags, _TAG)),
+    "serve": (_QUEUE,),
+    "wyoming": (
+        _QUEUE,
+        Idle("allow_network", _is_local, "is for a --host that others reach: give --host 0.0.0.0 too"),
+    ),
+    "demo": (
+        _QUEUE,
+        *(Idle(option, _bot, _FILE) for option in ("text", "output", "play")),
+        *(Idle(option, _no_bot, _CALL) for option in ("local_audio", "llm_url", "stt")),
+        Idle("llm_model", lambda args: args.llm_url is None, "is a model of --llm-url: give both"),
+        Idle("stt_options", lambda args: args.stt is None, "are arguments of --stt: give both"),
+    ),
+}
+"""By command."""
+
+_LISTED = {"list_speakers", "model", "verbose", *(field.name for field in fields(EngineOptions))}
+"""What may stand beside --list-speakers."""
+
+
+def refuse_idle(args: argparse.Namespace, parser: argparse.ArgumentParser, command: str) -> None:
+    """Check a command's options. An option with its default's value counts as not given.
+
+    Raises:
+        RequestError: one would change nothing; the message says what it needs.
+    """
+    given = [name for name in vars(args) if parser.get_default(name) != getattr(args, name)]
+    for rule in RULES.get(command, ()):
+        if rule.option in given and rule.when(args):
+            raise RequestError(f"{_flag(rule.option)} {rule.why}, or leave it out")
+    if "list_speakers" in given and (others := [name for name in given if name not in _LISTED]):
+        raise RequestError(f"--list-speakers speaks nothing, so {_flag(others[0])} would change nothing: leave one out")
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
