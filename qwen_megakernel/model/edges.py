@@ -1,7 +1,6 @@
 """Where speech begins and ends, and the silence around it: cut to a given length, or added, while the speech is made.
 
-A click is no speech, so one loud sample proves nothing. Sound is speech where its level stays above `SILENCE` for 10 ms.
-Some decoders answer an empty past with noise of some 40 ms, from the first sample on: see `_WARM_UP`.
+One loud sample is a click. Speech is sound whose level stays above `SILENCE` for 14 ms of 20.
 """
 
 import math
@@ -10,10 +9,9 @@ import numpy as np
 
 TRIMS = ("none", "start", "end", "both")  # what may be trimmed
 
-SILENCE = 0.003
-"""Amplitude, -50 dBFS. A window sounds if its RMS is above it; there the first and last samples above it are found."""
+SILENCE = 0.003  # amplitude and RMS, -50 dBFS: sound that is not above it is silent
 
-OFFSET = 0.02  # a constant offset up to it is silent
+OFFSET = 0.02  # a constant offset up to it is silent too
 
 LONGEST_S = 2.0  # seconds of silence that may be left at most
 
@@ -21,15 +19,15 @@ FADE_S = 0.005  # seconds over which a cut fades in or out: without it a cut cli
 
 WINDOW_S = 0.002  # seconds over which the level is judged
 
+# In such windows:
 LASTING, WITHIN = 7, 10
-"""Windows: speech sounds for 14 ms of 20. The bursts of p, t and k may be shorter, but breath follows them."""
-
-# In windows:
-_REACH = 5  # softer sound, with samples above `SILENCE`, that belongs to the speech it touches
-_JOINED = 8  # silent ones in a row after which a new sound begins
-_WARM_UP = 25
-"""Sound that begins with the utterance and is over by then is no speech. The demo voice of 2026-11 began with up to 40 ms
-of noise (docs/log.md, 2026-11-26)."""
+"""Speech is above `SILENCE` for 14 ms of 20. The bursts of p, t and k may be shorter, but breath follows them. Of 200
+utterances of the demo voice all then begin within 20 ms of where their level says so (docs/log.md, 2026-11-26)."""
+_JOINED = 8  # silent ones in a row end a sound; fewer are between the pulses of a creaking voice
+_REACH = 5  # softer sound than `SILENCE` belongs to the speech it touches, if samples in it are above
+_AT_ONCE, _WARM_UP = 2, 25
+"""Sound that begins in the first two and is over after 50 ms is no speech: some decoders answer an empty past with
+noise. The demo voice of 2026-11 made up to 40 ms of it."""
 
 
 def levels(windows: np.ndarray) -> np.ndarray:
@@ -63,7 +61,9 @@ class SpeechBounds:
         noise_end: behind the last sound that came before the speech and is none, such as a click.
     """
 
-    def __init__(self, sample_rate: int):
+    def __init__(self, sample_rate: int, *, warms_up: bool = True):
+        """`warms_up`: a decoder made the input's first samples."""
+        self._warms_up = warms_up
         self._window = round(WINDOW_S * sample_rate)
         self.begin: int | None = None
         self.end = 0
@@ -121,7 +121,7 @@ class SpeechBounds:
         lasting = np.flatnonzero(loud[LASTING - 1 :] - loud[: 1 - LASTING] < WITHIN)
         if self._lasts_from is None and len(lasting):
             self._lasts_from = int(loud[lasting[0]])
-        warms_up = self._first < LASTING
+        warms_up = self._warms_up and self._first < _AT_ONCE
         if self._lasts_from is None or warms_up and self._last < _WARM_UP:
             return
         self._speech_last = self._last
@@ -231,7 +231,7 @@ class Padding:
     def __init__(self, before_s: float, after_s: float, sample_rate: int):
         self._before = round(before_s * sample_rate)
         self._after = round(after_s * sample_rate)
-        self._bounds = SpeechBounds(sample_rate)
+        self._bounds = SpeechBounds(sample_rate, warms_up=False)
         self._held = np.zeros(0, np.float32)  # the input, while it may yet turn out how much silence it begins with
         self._taken = 0  # samples in all
 
