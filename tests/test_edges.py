@@ -87,9 +87,20 @@ def test_however_the_input_is_cut_the_output_is_the_same(trim, ends, silence_s, 
     assert np.array_equal(out, trimmed(samples, trim, silence_s))
     if trim == "none":
         assert np.array_equal(out, samples)
-    padded, whole = Padding(0.2, 0.3, RATE), Padding(0.2, 0.3, RATE)
-    parts = [padded.push(part) for part in np.split(out, [cut for cut in sorted(cuts) if cut < len(out)])]
-    assert np.array_equal(np.concatenate([*parts, padded.finish()]), np.concatenate([whole.push(out), whole.finish()]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.02, 0.4), st.floats(0, 0.4), st.lists(st.integers(0, int(1.3 * RATE)), max_size=30).map(sorted))
+def test_added_silence_is_exact_however_the_input_is_cut(before_s, after_s, cuts):
+    samples, outs = speech(0.1, 0.2), []
+    samples[:40] = 0.5
+    for parts in (np.split(samples, cuts), [samples]):
+        edges = Edges("both", 0.0, RATE)
+        padding = Padding(before_s, after_s, RATE, edges)
+        out = [padding.push(edges.push(part)) for part in parts]
+        outs.append(np.concatenate([*out, padding.push(edges.finish()), padding.finish()]))
+    assert np.array_equal(*outs)
+    assert silent_ends(outs[0]) == pytest.approx((before_s, max(after_s, 0.005)), abs=1e-3)
 
 
 # ---------------------------------------------------------------- what is no speech, and what is

@@ -61,9 +61,7 @@ class SpeechBounds:
         noise_end: behind the last sound that came before the speech and is none, such as a click.
     """
 
-    def __init__(self, sample_rate: int, *, warms_up: bool = True):
-        """`warms_up`: a decoder made the input's first samples."""
-        self._warms_up = warms_up
+    def __init__(self, sample_rate: int):
         self._window = round(WINDOW_S * sample_rate)
         self.begin: int | None = None
         self.end = 0
@@ -121,7 +119,7 @@ class SpeechBounds:
         lasting = np.flatnonzero(loud[LASTING - 1 :] - loud[: 1 - LASTING] < WITHIN)
         if self._lasts_from is None and len(lasting):
             self._lasts_from = int(loud[lasting[0]])
-        warms_up = self._warms_up and self._first < _AT_ONCE
+        warms_up = self._first < _AT_ONCE
         if self._lasts_from is None or warms_up and self._last < _WARM_UP:
             return
         self._speech_last = self._last
@@ -164,6 +162,7 @@ class Edges:
         self._held = np.zeros(0, np.float32)  # the latest samples, which may be cut
         self._taken = 0  # samples in all
         self.cut = 0  # of them at the start
+        self._given = 0
 
     @property
     def begin(self) -> int | None:
@@ -174,6 +173,11 @@ class Edges:
     def end(self) -> int:
         """Samples of the output up to the end of its speech so far."""
         return max(0, self._bounds.end - self.cut)
+
+    @property
+    def tail(self) -> int:
+        """Samples of the output so far behind its speech."""
+        return self._given - self.end
 
     def push(self, samples: np.ndarray) -> np.ndarray:
         """fp32 [n], the next of the input -> fp32 [m], the next of the output; m may be 0."""
@@ -189,11 +193,13 @@ class Edges:
         self._bounds.finish()
         if self._waits and not self._begins():  # there is no speech, only silence and clicks
             self._cut(self._taken)
-            return np.zeros(min(self._keep, len(self._held)), np.float32)
+            self._given = min(self._keep, len(self._held))
+            return _silence(self._given)
         said = self._give(self._bounds.end)
         rest = self._held[: self._keep] if self._trims_end else self._held
         if len(rest) < len(self._held):
             _fade_in(rest[-self._fade :][::-1])
+        self._given += len(rest)
         return np.concatenate([said, rest])
 
     def _begins(self) -> bool:
@@ -217,6 +223,7 @@ class Edges:
         """What is held of the input up to its sample `end`."""
         count = max(0, end - self._taken + len(self._held))
         given, self._held = self._held[:count], self._held[count:]
+        self._given += len(given)
         return given
 
 
@@ -228,29 +235,25 @@ class Padding:
     """Adds silence before and after one utterance's speech, up to the given lengths; silence already there counts.
     However the input is cut, the joined output is the same."""
 
-    def __init__(self, before_s: float, after_s: float, sample_rate: int):
-        self._before = round(before_s * sample_rate)
-        self._after = round(after_s * sample_rate)
-        self._bounds = SpeechBounds(sample_rate, warms_up=False)
-        self._held = np.zeros(0, np.float32)  # the input, while it may yet turn out how much silence it begins with
-        self._taken = 0  # samples in all
+    def __init__(self, before_s: float, after_s: float, sample_rate: int, edges: Edges, speed: float = 1.0):
+        """`edges`: what has trimmed the same sides. `speed`: of a `TimeStretch` between it and this."""
+        self._before = before_s * sample_rate
+        self._after = after_s * sample_rate
+        self._edges = edges
+        self._speed = speed
 
     def push(self, samples: np.ndarray) -> np.ndarray:
         """fp32 [n] -> fp32 [m]. The silence in front comes with the first samples."""
-        self._bounds.push(samples)
-        self._taken += len(samples)
-        self._held = np.concatenate([self._held, samples])
-        if self._bounds.begin is None and self._bounds.silent < self._before:
-            return samples[:0]
-        return self._give()
+        if len(samples) and self._before:
+            there = len(samples) if self._edges.begin is None else self._edges.begin / self._speed
+            samples = np.concatenate([_silence(self._before - there), samples])
+            self._before = 0
+        return samples
 
     def finish(self) -> np.ndarray:
-        """The input is complete. Returns fp32 [m], the rest with the silence after it."""
-        self._bounds.finish()
-        after = np.zeros(max(0, self._after - self._taken + self._bounds.end), np.float32)
-        return np.concatenate([self._give(), after])
+        """The input is complete. Returns fp32 [m], the silence after it."""
+        return _silence(self._after - self._edges.tail / self._speed)
 
-    def _give(self) -> np.ndarray:
-        before = np.zeros(max(0, self._before - self._bounds.silent), np.float32)
-        given, self._held, self._before = np.concatenate([before, self._held]), self._held[:0], 0
-        return given
+
+def _silence(samples: float) -> np.ndarray:
+    return np.zeros(max(0, round(samples)), np.float32)
