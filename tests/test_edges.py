@@ -279,11 +279,13 @@ TEXTS = (
 
 
 def _check_demo(engine, texts: list[str]) -> None:
-    """Before the speech, by its level, `silence_s` is left within 20 ms, and no jump is in the first millisecond."""
+    """`silence_s` is left within 20 ms, and no jump is in the first millisecond. A soft consonant rises through -50 dBFS
+    for longer than that."""
     requests = [{"text": text, "speaker": speaker} for text in texts for speaker in ("ada", "max")]
     for heard in engine.map(requests, trim="start", silence_s=0.05):
         samples = heard.audio.samples
-        assert spoken(samples, RATE)[0][0] == pytest.approx(0.05, abs=0.02), requests[heard.index]
+        first, last = (spoken(samples, RATE, level_db=level)[0][0] for level in (-53, -47))
+        assert first - 0.02 <= 0.05 <= last + 0.02, requests[heard.index]
         assert np.abs(np.diff(samples[:24], prepend=0)).max() < 0.02
 
 
