@@ -4,8 +4,8 @@ import numpy as np
 
 
 def spoken(samples: np.ndarray, rate: int, gap_s: float = 0.1, level_db: float = -50) -> list[tuple[float, float]]:
-    """Begin and end in seconds of each stretch of speech in fp32 [n]: an RMS over 5 ms above a level in dBFS for 20 ms at
-    least. Stretches less than `gap_s` apart are one."""
+    """Begin and end in seconds of each stretch of speech in fp32 [n]: its RMS over 5 ms is above `level_db`, in dBFS,
+    for 20 ms at least. Stretches less than `gap_s` apart are one."""
     size, step = rate // 200, rate // 1000
     power = np.convolve(samples.astype(np.float64) ** 2, np.ones(size) / size, "valid")[::step]
     changes = np.flatnonzero(np.diff(np.concatenate([[False], power > 10 ** (level_db / 10), [False]]).astype(int)))

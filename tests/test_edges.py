@@ -279,8 +279,8 @@ TEXTS = (
 
 
 def _check_demo(engine, texts: list[str]) -> None:
-    """`silence_s` is left within 20 ms, and no jump is in the first millisecond. A soft consonant rises through -50 dBFS
-    for longer than that."""
+    """`silence_s` is left within 20 ms, and no jump is in the first millisecond. Soft consonants take
+    longer than that to rise through -50 dBFS."""
     requests = [{"text": text, "speaker": speaker} for text in texts for speaker in ("ada", "max")]
     for heard in engine.map(requests, trim="start", silence_s=0.05):
         samples = heard.audio.samples

@@ -32,8 +32,10 @@ noise. The demo voice of 2026-11 made up to 40 ms of it."""
 
 def levels(windows: np.ndarray) -> np.ndarray:
     """fp32 [..., samples] -> fp32 [...]: each window's RMS, around its mean if that is no more than `OFFSET`."""
-    varying = windows - windows.mean(axis=-1, keepdims=True).clip(-OFFSET, OFFSET)
-    rms: np.ndarray = np.sqrt(np.square(varying, out=varying).mean(axis=-1))
+    size = windows.shape[-1]
+    means = np.add.reduce(windows, axis=-1, keepdims=True) / size  # `mean` takes twice as long
+    varying = windows - np.minimum(np.maximum(means, -OFFSET), OFFSET)
+    rms: np.ndarray = np.sqrt(np.add.reduce(varying * varying, axis=-1) / size)
     return rms
 
 
@@ -70,7 +72,7 @@ class SpeechBounds:
         self._at = 0
         # In windows from the input's first:
         self._judged = 0
-        self._loud = np.zeros(0, np.int64)  # the latest loud ones
+        self._loud = np.zeros(0, np.int64)  # the latest loud ones of the latest sound
         self._first = 0  # of the latest sound
         self._last = -_JOINED - 1
         self._lasts_from: int | None = None  # from this one on it lasts; None: it does not yet
@@ -80,13 +82,12 @@ class SpeechBounds:
         """fp32 [n], the next of the input."""
         self._recent = np.concatenate([self._recent, samples])
         judged = self._judged
-        loud = judged + np.flatnonzero(levels(self._windows(judged)) > SILENCE)
+        loud = judged + (levels(self._windows(judged)) > SILENCE).nonzero()[0]
         self._judged = (self._at + len(self._recent)) // self._window
         if len(loud):
-            begins = np.flatnonzero(np.diff(loud, prepend=self._last) > _JOINED)
-            for sound in np.split(loud, begins):
-                if len(sound):
-                    self._hear(sound)
+            stops = [*(1 + (loud[1:] - loud[:-1] > _JOINED).nonzero()[0]), len(loud)]
+            for first, stop in zip([0, *stops], stops, strict=False):
+                self._hear(loud[first:stop])
         if self._speech_last is not None and self._speech_last + _REACH >= judged:
             behind = self._windows(self._speech_last)[: 1 + _REACH]
             self.end = self._speech_last * self._window + _sounding(behind)
@@ -112,13 +113,13 @@ class SpeechBounds:
         if loud[0] - self._last > _JOINED:
             if self.begin is None:
                 self.noise_end = max(0, self._last + 1) * self._window
-            self._first, self._lasts_from = int(loud[0]), None
+            self._first, self._lasts_from, self._loud = int(loud[0]), None, loud[:0]
         self._last = int(loud[-1])
-        loud = np.concatenate([self._loud, loud])
-        self._loud = loud[1 - LASTING :]
-        lasting = np.flatnonzero(loud[LASTING - 1 :] - loud[: 1 - LASTING] < WITHIN)
-        if self._lasts_from is None and len(lasting):
-            self._lasts_from = int(loud[lasting[0]])
+        if self._lasts_from is None:
+            loud = np.concatenate([self._loud, loud])
+            self._loud = loud[1 - LASTING :]
+            lasting = (loud[LASTING - 1 :] - loud[: 1 - LASTING] < WITHIN).nonzero()[0]
+            self._lasts_from = int(loud[lasting[0]]) if len(lasting) else None
         warms_up = self._first < _AT_ONCE
         if self._lasts_from is None or warms_up and self._last < _WARM_UP:
             return
