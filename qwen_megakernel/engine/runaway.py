@@ -19,6 +19,8 @@ from collections import deque
 
 import numpy as np
 
+from qwen_megakernel.model.edges import lasting_level, levels
+
 HANDED_OUT = 12  # frames of a loop that a listener hears at most: 0.96 s
 VERDICT = 38  # frames in a loop after which it is a runaway: 3 s, a second more than the pauses of slow speech
 
@@ -32,7 +34,8 @@ BABBLE_TIMES, BABBLE_AT_LIMIT, BABBLE_SLACK = 4, 2, 62
 frame limit, where it is cut anyway, `BABBLE_AT_LIMIT` times are enough."""
 
 _PERIODS = range(1, 5)
-_QUIET, _SILENT = 0.01, 5e-4  # RMS: relative to the loudest frame so far (-40 dB), absolute (-66 dBFS)
+_QUIET, _SILENT = 0.01, 5e-4  # lasting RMS: relative to the loudest frame so far (-40 dB), absolute (-66 dBFS)
+_WINDOWS = 40  # of a frame, 2 ms each
 _SPELT = 6.0  # letters of a digit or a symbol: "seven", "percent", "siebenundsiebzig" for two
 _SYLLABLE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff66-\uff9f\uac00-\ud7af]")
 _SPOKEN_MARKS = "%&@#*/\\"  # which Unicode counts as punctuation
@@ -65,8 +68,8 @@ class RunawayGuard:
         self._unheard.append((codes.tobytes(), text_used_up))  # comparing arrays four times would take longer
 
     def hear(self, samples: np.ndarray, frames: int) -> None:
-        """What the next frames sound like: fp32 [frames * 1920]."""
-        for level in np.sqrt(np.mean(np.square(samples.reshape(frames, -1)), axis=1)).tolist():
+        """What the next frames sound like: fp32 [frames * 1920]. A click within silence leaves it silent."""
+        for level in lasting_level(levels(samples.reshape(frames, _WINDOWS, -1))).tolist():
             codes, text_used_up = self._unheard.popleft()
             if not self._runaway:
                 self._add(codes, text_used_up, level)

@@ -121,11 +121,15 @@ class SpeechSequence:
         self.given = 0  # frames that the vocoder was given; they may be computed later
         self.codes: list[np.ndarray] = []  # int64 [groups] each, of the frames seen
         self.sound: list[np.ndarray] = []  # fp32 [1920] each, of the first of these frames
-        trimmed = [] if request.trim == "none" else [Edges(request.trim, request.silence_s, sample_rate)]
-        stretched = [] if request.speed == 1 else [TimeStretch(request.speed, sample_rate)]
-        silent = request.before_s or request.after_s
-        padded = [Padding(request.before_s, request.after_s, sample_rate)] if silent else []
-        self._effects: list[Edges | TimeStretch | Padding] = trimmed + stretched + padded
+        self._effects: list[Edges | TimeStretch | Padding] = []
+        edges = Edges(request.trim, request.silence_s, sample_rate)
+        pauses = request.before_s > 0 or request.after_s > 0
+        if request.trim != "none" or pauses:
+            self._effects.append(edges)
+        if request.speed != 1:
+            self._effects.append(TimeStretch(request.speed, sample_rate))
+        if pauses:
+            self._effects.append(Padding(request.before_s, request.after_s, sample_rate, edges, request.speed))
         self._changed: list[np.ndarray] = []  # fp32 [n] each, what was handed out if there are effects
         self._to_come: list[np.ndarray] = []  # codes of frames whose sound an effect has cut, or holds
         self.reason: str | None = None  # why it ends with the frames it has

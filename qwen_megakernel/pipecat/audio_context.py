@@ -27,7 +27,7 @@ from qwen_megakernel.errors import (
     TTSError,
     VoiceError,
 )
-from qwen_megakernel.model.edges import SILENCE
+from qwen_megakernel.model.edges import Edges
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.speech.events import Ended, Session, Sound, Words
 from qwen_megakernel.speech.words import is_unspaced
@@ -62,7 +62,6 @@ class AudioContext:
     capped: the settings say how long speech may be, so reaching that is no error.
     made_s: seconds of audio in it.
     ended: what its utterances that came to their ends said of themselves.
-    trimmed_s: seconds of silence that were cut in front of the first sound.
     failed: an error of this context was reported.
     wordless: some of its text had nothing to speak.
     busy: a sentence is spoken, or a token is being taken.
@@ -80,11 +79,11 @@ class AudioContext:
         self.made_s = 0.0
         self.ended: list[Ended] = []
         self._begun_s = 0.0  # where in the context the current utterance's audio begins
-        self._trimmed_before_s = 0.0  # what was cut before it
         self._rate = 0  # of that utterance's audio, in Hz
         self._resample: soxr.ResampleStream | None = None
-        self._silent = service._trim  # nothing was heard yet, so silence is cut
-        self.trimmed_s = 0.0
+        self._trims = service._trim  # no speech was heard yet, so silence is cut
+        self._edges: Edges | None = None  # cuts it from the current session
+        self._trimmed_before_s = 0.0  # from sessions before it
         self._reader: asyncio.Task | None = None
         self._read_all = False  # the reader has ended
         self._cancelled = False
@@ -111,6 +110,11 @@ class AudioContext:
         seconds, compute_s = (sum(getattr(one, name) for one in self.ended) for name in ("seconds", "compute_s"))
         rtf = f", RTF {compute_s / seconds:.2f}" if seconds else ""
         return f"{self.made_s:.2f} s of speech, {len(self.ended)} utterances ended{rtf}"
+
+    @property
+    def trimmed_s(self) -> float:
+        """Seconds of silence that were cut in front of the first speech."""
+        return self._trimmed_before_s + (self._edges.cut / self._rate if self._edges else 0.0)
 
     async def flush(self) -> None:
         """Speak text that is held back because the next character could change it."""
@@ -252,7 +256,11 @@ class AudioContext:
             least_first_s: seconds of the context's first audio frame at least.
         """
         self._least_first_s = least_first_s
-        self._begun_s, self._trimmed_before_s = self.made_s, self.trimmed_s
+        self._trimmed_before_s = self.trimmed_s
+        self._edges = None
+        if self._trims:
+            self._edges = Edges("start", _KEPT_SILENCE_S, rate, max(0.0, _MAX_TRIMMED_S - self.trimmed_s))
+        self._begun_s = self.made_s
         self._rate = rate
         self._resample = None
         if rate != self._service.sample_rate:
@@ -260,7 +268,9 @@ class AudioContext:
 
     def _to_frame(self, samples: np.ndarray) -> TTSAudioRawFrame | None:
         """A frame of these samples (fp32 [n] at the utterance's rate); None if trimming or resampling leaves none."""
-        samples = self._trim(samples)
+        if self._edges:
+            samples = self._edges.push(samples)
+            self._trims &= not len(samples)
         if self._resample and len(samples):
             samples = self._resample.resample_chunk(samples)
         if self._first_audio_at is None:
@@ -277,17 +287,6 @@ class AudioContext:
         if self._first_audio_at is None:
             tail = np.concatenate([self._held, tail])
         return self._frame(tail) if len(tail) else None
-
-    def _trim(self, samples: np.ndarray) -> np.ndarray:
-        """Cut the silence at the context's beginning."""
-        if not self._silent:
-            return samples
-        loud = np.flatnonzero(np.abs(samples) > SILENCE)
-        first = max(0, int(loud[0]) - int(_KEPT_SILENCE_S * self._rate)) if len(loud) else len(samples)
-        first = min(first, max(0, int((_MAX_TRIMMED_S - self.trimmed_s) * self._rate)))
-        self.trimmed_s += first / self._rate
-        self._silent = first == len(samples)
-        return samples[first:]
 
     def _frame(self, samples: np.ndarray) -> TTSAudioRawFrame:
         rate, now = self._service.sample_rate, monotonic()
