@@ -1,7 +1,10 @@
 """The demo voice, heard by a recogniser (Debian's pocketsphinx, US English), skipped where that is missing."""
 
+import random
 import re
 import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +17,10 @@ from qwen_megakernel import SamplingParams
 from qwen_megakernel.speech import rates
 from qwen_megakernel.speech.words import WordTimes
 
-pytestmark = pytest.mark.skipif(not INSTALLED, reason="needs pocketsphinx")
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools" / "demo_voice"))
+import as_typed
+
+needs_pocketsphinx = pytest.mark.skipif(not INSTALLED, reason="needs pocketsphinx")
 
 NUMBERS = "One two three four five."
 OTHER = "The children are playing in the garden."
@@ -32,6 +38,7 @@ def heard(engine_for):
     return recognise
 
 
+@needs_pocketsphinx
 @pytest.mark.parametrize("how", [{"non_streaming_mode": True}, slow_case({"non_streaming_mode": False})], ids=str)
 def test_numbers_are_understood(heard, how):
     """By the clearest speaker, in three of five attempts at least four of the five words."""
@@ -58,6 +65,7 @@ def test_the_speakers_are_equally_loud(engine_for):
     assert max(levels) - min(levels) < 1.0, levels
 
 
+@needs_pocketsphinx
 def test_another_text_is_not_heard_as_numbers(heard):
     words = re.findall("[a-z]+", NUMBERS.lower())
     said = heard(OTHER, 1, speaker="ada")
@@ -76,6 +84,37 @@ def aligned(samples: np.ndarray, rate: int, words: list[str], folder) -> list[fl
     return [float(start) for _, start, _, _ in found] if len(found) == len(words) else None
 
 
+@needs_pocketsphinx
+@pytest.mark.slow
+def test_it_reads_what_people_type(engine_for, capsys):
+    """A tenth of the gate that its training passes, by the speakers in turn."""
+    rate, texts = engine_for("demo").sample_rate, as_typed.sentences()[::10]
+
+    def say(text):
+        number = next(k for k, t in enumerate(texts) if text in (t, as_typed.plain(t)))
+        speaker = ("ada", "max")[number % 2]
+        audio = engine_for("demo").generate(text, speaker=speaker, sampling=SamplingParams(seed=1))
+        assert audio.finish_reason == "eos", text
+        return audio.samples
+
+    typed, in_ascii, longer = as_typed.compare(say, lambda waves: [heard_words(w, rate) for w in waves], texts)
+    with capsys.disabled():
+        print(f"\n[words heard: {typed:.1%} as typed, {in_ascii:.1%} in ASCII; {max(longer):.2f} times as long]")
+    assert typed > in_ascii - as_typed.MOST_LOST - 0.01, "a recogniser's own luck is half of that"
+    assert max(longer) < as_typed.LONGEST
+
+
+def test_no_click_begins_an_utterance(engine_for, fresh_seed):
+    """20 ms below -50 dBFS, because a pause is in front of all speech; and no jump in the first millisecond."""
+    rng = random.Random(fresh_seed)
+    for text in rng.sample(as_typed.sentences(), 4):
+        how = {"speaker": rng.choice(("ada", "max")), "sampling": SamplingParams(seed=rng.randrange(1000))}
+        samples = next(iter(engine_for("demo").stream(text, chunk_frames=1, **how))).samples
+        assert np.abs(samples[:480]).max() < 0.00316, text
+        assert np.abs(np.diff(samples[:24], prepend=0)).max() < 0.02, text
+
+
+@needs_pocketsphinx
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True], ids=["a sentence", "tokens"])
 def test_estimated_word_times_against_forced_alignment(engine_for, tmp_path, capsys, streaming):

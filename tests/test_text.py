@@ -46,7 +46,23 @@ def test_ids_equal_those_of_transformers_qwen2_tokenizer(folder, tokenizer):
     rng = random.Random(torch.initial_seed())
     texts = [random_text(rng) for _ in range(2000)] + ["helloWorld iPhone McDonald a/b/c", " \n x", "12.5", "I'M"]
     for text in texts:
-        assert tokenizer.encode(text) == reference(text, add_special_tokens=False).input_ids, repr(text)
+        read = tokenizer.folding(text) if tokenizer.folding else text
+        assert tokenizer.encode(text) == reference(read, add_special_tokens=False).input_ids, repr(text)
+
+
+def test_only_a_voice_that_asks_for_it_reads_what_it_lacks_as_ascii(tokenizer, caplog):
+    typed, lacked = "“Zoë’s café” — São… «Łódź»", "5 € Привет\u00a0😀 ﬁne ʼtis e\u0301x\u0301 日本"
+    if tokenizer.folding is None:  # as every published checkpoint
+        assert max(map(len, map(tokenizer.encode, "é日😀"))) > 1, "it spells them out in bytes"
+        return
+    assert tokenizer.folding(typed) == typed, "it learned these"
+    assert len(tokenizer.encode("“")) == len(tokenizer.encode("é")) == 1
+    assert tokenizer.encode("“") != tokenizer.encode('"')
+    assert tokenizer.folding(lacked) == "5 EUR Privet  fine 'tis éx RiBen"
+    assert tokenizer.encode(lacked) == tokenizer.encode("5 EUR Privet  fine 'tis éx RiBen")
+    told = [record.message for record in caplog.records]
+    assert len(told) == 1 and "cannot read '€' and says 'EUR'" in told[0], "once"
+    assert tokenizer.folding("\U00012345") == "\U00012345", "a letter that has no ASCII is not lost silently"
 
 
 def test_special_token_strings_are_spelt_out(folder, tokenizer):

@@ -86,7 +86,8 @@ def main():
                 f"rest differs by {rest.item():.2%}",
                 flush=True,
             )
-    decoder.decoder[-3:] = parts
+    for k, part in enumerate(parts, len(decoder.decoder) - len(parts)):
+        decoder.decoder[k] = part
     dec = {k: v.half() for k, v in decoder.state_dict().items()}
     with pace.whole(out) as f:
         torch.save({"dec": dec, "books": torch.load(new)["books"]}, f)

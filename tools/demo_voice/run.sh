@@ -32,7 +32,20 @@ case $2 in
   export) $PY export.py "$W/tts.pt" "$W/codec2.pt" "$W/tok" "$W/checkpoint" ${SAMPLING:-0.5 20 0.5 20} ;;
   gate-talker) $PY evaluate.py "$W/gates.json" "$W/checkpoint" --style "$S" ;;  # within 0.3 of the codec alone
   parity) $PY parity.py "$W/checkpoint" "$W/tts.pt" "$W/codec2.pt" "$W/tok" ;;
+  # ---- fourth run: what people type, and a beginning without a click. It begins from a checkpoint.
+  unpack) $PY unpack.py "${CHECKPOINT:-../../qwen_megakernel/demo_voice}" "$W/old" ;;
+  written) $PY written_text.py "$T" "$W/written.jsonl.gz" 64000 ;;
+  learn-written) mkdir -p "$W/learned"
+    $PY learn_written.py "$W/written.jsonl.gz" "$W/old" "$W/learned" "${SECONDS_IN_ALL:-150}" $M $ROWS ;;
+  learn-start) $PY learn_start.py "$W/learned/spoken.npz" "$W/old/codec.pt" "$W/learned/start.pt" \
+    "${SECONDS_IN_ALL:-130}" $M ;;
+  first-samples) $PY learn_first_samples.py "$W/learned/spoken.npz" "$W/old/codec.pt" "$W/learned/start.pt" \
+    "$W/learned/codec.pt" 400 ;;
+  export-learned) $PY export.py "$W/learned/tts.pt" "$W/learned/codec.pt" "$W/learned/tok" "$W/checkpoint" \
+    ${SAMPLING:-0.5 20 0.5 20} ;;
+  gate-typed) $PY as_typed.py "$W/checkpoint" ;;  # 200 sentences as people type them
   *) echo "run.sh WORK STAGE, with a stage out of: texts ada max codec gate-codec codec2 gate-codec2 encode" \
-    "talker sweep export gate-talker parity" >&2
+    "talker sweep export gate-talker parity unpack written learn-written learn-start first-samples" \
+    "export-learned gate-typed" >&2
     exit 2 ;;
 esac

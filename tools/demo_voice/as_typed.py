@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""typed.py CHECKPOINT [--every N] [--threads N]: does the voice read texts as people type them (as_typed.txt)?
+"""as_typed.py CHECKPOINT [--every N] [--threads N]: does the voice read texts as people type them (as_typed.txt)?
 
 Both speakers say every sentence as it is typed and in plain ASCII, and whisper base listens. The gate: as many words
 are heard within 2 %, and no sentence takes more than 1.3 times as long.
