@@ -45,7 +45,7 @@ def arguments():
     p.add_argument("--picks", type=int, default=8192)
     p.add_argument("--short", type=float, default=0.0)
     p.add_argument("--guide", type=float, default=0.3)
-    p.add_argument("--init", default=None)
+    p.add_argument("--init", help="tts.pt of an earlier run, with the same tokens; default: the old voice")
     a = p.parse_args()
     a.tokenizer, a.out = str(a.folder / "tok"), str(a.folder / "tts.pt")
     return a
@@ -187,7 +187,7 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.manual_seed(0)
     grow(args.old, args.folder)
-    args.init = str(args.folder / "grown.pt")
+    args.init = args.init or str(args.folder / "grown.pt")
     training = Learning(args)
     torch.manual_seed(1)
     tables = training.batches(lambda: False)

@@ -36,6 +36,21 @@ Tromsø Bodø Ålesund Århus Aarhus Ærø Sørensen Kierkegaard Søren Bjørn �
 Chloë Noël Renée Léa Zoé Hélène François Françoise Éric Étienne Rémi André José María Sofía Lucía Andrés Iñaki Begoña
 Müller Schäfer Schröder Jürgen Günther Bärbel Löwe Weiß Groß Strauß Mañana Beyoncé Pokémon Citroën Nestlé Hermès
 Gruyères Besançon Orléans Nîmes Béziers Périgueux Angoulême Saône Rhône Champs-Élysées Côte Montréal Québec""".split()
+SAID = {
+    "café": "kaffay", "cliché": "cleeshay", "crème": "krem", "brûlée": "broolay", "soufflé": "sooflay",
+    "entrée": "ontray", "résumé": "rezzoomay", "fiancé": "fee on say", "fiancée": "fee on say", "Zoë": "Zoey",
+    "Zoé": "Zoey",
+}  # fmt: skip
+"""Words that the voice misreads in ASCII, and spellings that whisper hears right. Both forms learn from these."""
+LOANS = "café cliché fiancé fiancée soufflé résumé façade entrée jalapeño piñata señor señora purée décor".split()
+LOANS.append("crème brûlée")
+LOANED = [
+    "The {} was closed.", "The naïve {} was here.", "The {} on the corner is new.", "It was a naïve idea.",
+    "My {} is new.", "We talked about the {} and the {}.", "He is so naïve.", "Do you like the {}?",
+    "A {} is not a {}.", "Is your {} here?", "Don't be naïve about the {}.", "The {} on the naïve street was closed.",
+    "I sent my {} yesterday.", "Where is the {}?", "She was naïve, and he was late.", "They opened a {} near the {}.",
+    "That is a {} of mine.", "This {}, please.",
+]  # fmt: skip
 PLACES = [
     "Visit {}, {} and {}.", "{} lives in {}.", "We flew from {} to {}.", "The train to {} leaves at noon.",
     "I met {} in {} last year.", "Have you ever been to {}?", "The {} on the {} street was closed.",
@@ -67,6 +82,8 @@ def plain_letter(c):
 
 def letters(word):
     """A word with accents as aligned stretches."""
+    if word in SAID:
+        return [(word, SAID[word])]
     return [(c, plain_letter(c) if c in LETTERS or not c.isascii() else c) for c in word]
 
 
@@ -82,6 +99,22 @@ class Writer:
     def places(self):
         return self.filled(self.r.choice(PLACES), lambda: letters(self.r.choice(WORDS)))
 
+    def loaned(self):
+        """A loan word, with its accents or without."""
+        bare = self.r.random() < 0.35
+
+        def said(word):
+            pairs = letters(word)
+            return [("".join(map(plain_letter, written)), plain) for written, plain in pairs] if bare else pairs
+
+        def slot():
+            first, *others = self.r.choice(LOANS).split()
+            return said(first) + [pair for word in others for pair in [(" ", " "), *said(word)]]
+
+        template = self.r.choice(LOANED).split("naïve")
+        out = self.filled(template[0], slot)
+        return out + (said("naïve") + self.filled(template[1], slot) if len(template) > 1 else [])
+
     def titled(self):
         def name():
             title, name = self.r.choice(list(TITLES)), self.r.choice(NAMES)
@@ -90,12 +123,12 @@ class Writer:
         return self.filled(self.r.choice(TITLED), name)
 
     def counted(self):
-        sizes = (10, 100, 100, 1000, 3000)
+        sizes = (10, 100, 100, 100, 1000, 3000)
         template = self.r.choice(COUNTED)
         written = template.format(*(self.r.randrange(self.r.choice(sizes)) for _ in range(template.count("{}"))))
         stream = NormalizerStream("english")
         said = stream.push(written.replace("&", "and")) + stream.finish()
-        return [(written, said)]
+        return [(written, said.replace(" (", ", ").replace(")", ""))]
 
     def filled(self, template, slot):
         out = []
@@ -180,13 +213,15 @@ class Writer:
 
     def text(self, sentence):
         r = self.r.random()
-        if r < 0.13:
+        if r < 0.10:
             return self.places()
-        if r < 0.18:
+        if r < 0.20:
+            return self.loaned()
+        if r < 0.24:
             return self.titled()
-        if r < 0.26:
+        if r < 0.38:
             return self.counted()
-        if r < 0.40 and len(sentence) < 120 and sentence[-1] in ".!?":
+        if r < 0.50 and len(sentence) < 120 and sentence[-1] in ".!?":
             return self.dialogue(sentence)
         return self.marked(sentence)
 
