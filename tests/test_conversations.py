@@ -193,7 +193,7 @@ SCRIPTS = {
     ),
     "a block of code": Script(
         turn("Look at this:\n```python\nx = 1. # a. b! c?\nprint(x)\n```\nThat is all."),
-        seconds=(1.6, 2.6), settings=READ,
+        seconds=(1.4, 2.6), settings=READ,
     ),
     "a comment": Script(turn("Yes. <!-- one. two. three. --> No."), "Yes. No.", settings=READ),
     "a link that looks like sentences": Script(

@@ -108,7 +108,7 @@ def served(image_command: list[str]) -> argparse.Namespace:
     (entry,) = map(json.loads, dockerfile("ENTRYPOINT"))
     assert entry[0] in PROJECT["scripts"]
     args = cli._parser().parse_args([*entry[1:], *image_command])
-    assert args.run is cli._serve and args.host == "0.0.0.0"
+    assert args.run == "serve:serve" and args.host == "0.0.0.0"
     return args
 
 

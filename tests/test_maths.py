@@ -13,7 +13,7 @@ ROWS = [
     ("english", "The variable $x$ is free.", "The variable x is free."),
     ("german", "Es gilt $x = y$.", "Es gilt x gleich y."),
     ("russian", "Пусть $x = y$.", "Пусть x равно y."),
-    (None, "Let $x_1 = 2$ hold.", "Let x 1 = 2 hold."),
+    (None, "Let $x_1 = 2$ hold.", "Let x one equals two hold."),  # the text's language is found
     ("english", "Look: $$\\int_0^1 x dx$$ Done.", "Look: Done."),
     ("english", "Look: \\[a + b\\] Done.", "Look: Done."),
     ("english", "It is big.[1] Also [2, 3] and [4-6].", "It is big. Also and ."),

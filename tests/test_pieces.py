@@ -65,6 +65,8 @@ def test_ids_equal_the_whole_texts_where_no_run_is_too_long(tokenizer, text, see
 )
 def test_the_first_word_may_be_as_long_as_any_other(tokenizer, text):
     """What stands in front of the text is encoded with it, and does not count."""
+    if tokenizer.folding and len(max(tokenizer.folding(text).split(), key=len)) > LONGEST_RUN:
+        pytest.skip("in ASCII it is longer")
     assert ids_of(tokenizer, list(text)) == tokenizer.encode("assistant\n" + text)
 
 

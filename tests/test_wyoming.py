@@ -116,7 +116,7 @@ def nothing_is_logged_as_an_error(caplog):
         yield
     logged = caplog.get_records("call")
     bad = [record.getMessage() for record in logged if record.levelno >= logging.WARNING or record.exc_info]
-    bad = [message for message in bad if not message.startswith("left out a tag")]
+    bad = [message for message in bad if not message.startswith(("left out a tag", "this voice cannot read"))]
     assert not bad, bad
 
 

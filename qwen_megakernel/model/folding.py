@@ -36,7 +36,8 @@ class Folding:
         plain = c if self._knows(c) else _ascii(c)
         if plain != c and not self._told:
             self._told = True
-            log.warning("this voice cannot read %r and says %r; likewise for others that it lacks", c, plain)
+            what = f"reads it as {plain!r}" if plain else "leaves it out"
+            log.warning("this voice cannot read %r and %s; it does likewise with others that it lacks", c, what)
         self._read[c] = plain
         return plain
 

@@ -280,8 +280,8 @@ class AudioContext:
         return self._frame(samples) if len(samples) else None
 
     def _tail(self) -> TTSAudioRawFrame | None:
-        """The utterance's last audio: what the resampler or the minimum for a first frame still holds back."""
-        tail = np.zeros(0, np.float32)
+        """The utterance's last audio: what trimming, the resampler or the minimum for a first frame holds back."""
+        tail = self._edges.finish() if self._edges and self._trims else np.zeros(0, np.float32)
         if self._resample:
             tail = self._resample.resample_chunk(tail, last=True)
         if self._first_audio_at is None:

@@ -425,9 +425,8 @@ class TTSEngine:
         return self._voice_encoder.encode(ref_audio, ref_text, trim=trim)
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Take no more utterances, wait up to `drain_s` seconds for the open ones, and cancel the rest. Then stop the
-        threads and wait for them. Safe to call twice, and from a handler of SIGTERM. Raises RequestError: `drain_s` is
-        no number."""
+        """Take no more utterances, wait up to `drain_s` seconds for the open ones, cancel the rest, end the threads.
+        Safe to call twice, and from a handler of SIGTERM. Raises RequestError: `drain_s` is no number."""
         if not isinstance(drain_s, int | float):
             raise RequestError(f"drain_s must be seconds, got {type(drain_s).__name__}")
         if drain_s > 0:
