@@ -551,7 +551,7 @@ def test_speech_that_its_slot_cuts_is_an_error_and_the_rest_no_part_of_the_conte
     """A number of 18 digits, each of which takes longer to say than any word."""
     rest = "and these are the words that nobody in the whole wide world ever hears."
     with TTSEngine.load("demo", device="cpu", max_streams=1, max_positions=64) as engine:
-        down, up = run(service_of(engine, text_aggregation_mode=TOKEN), turn("777777777777777777 ", rest))
+        down, up = run(service_of(engine, text_aggregation_mode=TOKEN), turn("797979797979797979 ", rest))
         (error,) = of(up, ErrorFrame)
         assert error.category is ErrorCategory.APPLICATION and "its slot is full" in error.error
         assert one_start_and_stop(down)
