@@ -414,6 +414,14 @@ class Discs(nn.Module):
         return [d(x) for d in s.d]
 
 
+def load_decoder(path, device="cpu"):
+    """Decoder and codebooks [16, 128, 48] of a codec, which may lack the encoder."""
+    stored = torch.load(path, map_location="cpu")
+    dec = Decoder().eval()
+    dec.load_state_dict({k: v.float() for k, v in stored["dec"].items()})
+    return dec.to(device), stored["books"].float().to(device)
+
+
 def load(path, device="cpu"):
     """Encoder, quantiser and decoder of a trained codec."""
     stored = torch.load(path, map_location="cpu")

@@ -11,18 +11,11 @@ import sys
 import numpy as np
 import pace
 import torch
-from codec import HOP, Decoder
+from codec import HOP, load_decoder
 from tts import G
 
 CLICK, FADE = 48, 48  # samples to unlearn, and over which that fades
 COUNT, FRAMES = 48, 3  # utterances, and frames of each; in the midst of speech the first frame is context
-
-
-def load(path):
-    stored = torch.load(path)
-    decoder = Decoder().eval()
-    decoder.load_state_dict({k: v.float() for k, v in stored["dec"].items()})
-    return decoder, stored["books"].float()
 
 
 def before_last(decoder, z):
@@ -46,7 +39,7 @@ def main():
     spoken, old, new, out = sys.argv[1:5]
     steps = int(sys.argv[5]) if len(sys.argv) > 5 else 600
     torch.manual_seed(0)
-    (teacher, books), (decoder, _) = load(old), load(new)
+    (teacher, books), (decoder, _) = load_decoder(old), load_decoder(new)
     data = np.load(spoken)
     codes, rows = torch.from_numpy(data["codes"]).long(), data["rows"]
     rows = rows[rows[:, 3] > 8 + FRAMES]
@@ -90,7 +83,7 @@ def main():
         decoder.decoder[k] = part
     dec = {k: v.half() for k, v in decoder.state_dict().items()}
     with pace.whole(out) as f:
-        torch.save({"dec": dec, "books": torch.load(new)["books"]}, f)
+        torch.save({"dec": dec, "books": books.half()}, f)
 
 
 if __name__ == "__main__":

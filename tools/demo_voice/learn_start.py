@@ -12,7 +12,7 @@ import copy
 import numpy as np
 import pace
 import torch
-from codec import HOP, Decoder, Spectral
+from codec import HOP, Spectral, load_decoder
 from tts import G
 
 SILENT = 8  # frames of silence before the old decoder's beginning
@@ -36,12 +36,9 @@ class Learning:
 
     def __init__(self, args):
         self.args, self.dev = args, args.device
-        self.stored = torch.load(args.old)
-        old = Decoder()
-        old.load_state_dict({k: v.float() for k, v in self.stored["dec"].items()})
-        self.old = old.to(self.dev).eval().requires_grad_(False)
+        self.old, self.books = load_decoder(args.old, self.dev)
+        self.old.requires_grad_(False)
         self.new = copy.deepcopy(self.old).requires_grad_(True)
-        self.books = self.stored["books"].float().to(self.dev)
         data = np.load(args.spoken)
         self.codes = torch.from_numpy(data["codes"]).to(self.dev)
         rows = data["rows"][data["rows"][:, 3] >= FIRST]
@@ -104,7 +101,7 @@ class Learning:
     def save(self, trained):
         dec = {k: v.half().cpu() for k, v in self.ema.items()}
         with pace.whole(self.args.out) as f:
-            torch.save({"dec": dec, "books": self.stored["books"]}, f)
+            torch.save({"dec": dec, "books": self.books.half().cpu()}, f)
         print(f"saved at step {self.step}, {trained:.0f} s", flush=True)
 
 

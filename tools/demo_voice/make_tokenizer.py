@@ -10,6 +10,8 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from qwen_megakernel.model.folding import FOLDS
+
 SPECIALS = [
     "<|endoftext|>",
     "<|im_start|>",
@@ -45,7 +47,6 @@ SPECIALS = [
     "<tts_text_bos_single>",
     "<|audio_pad|>",
 ]
-FOLDING = "fold_unknown_to_ascii"  # qwen_megakernel/model/text.py
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -61,13 +62,16 @@ def pre():
     )
 
 
+def stored(folder):
+    """vocab {token: id}, and merges [(left, right)]."""
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")[1:]
+    vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    return vocab, [tuple(line.split(" ")) for line in lines if line]
+
+
 def load(folder, dropout=None):
     """The tokenizer as the `tokenizers` library sees it, for training (dropout: BPE-dropout)."""
-    folder = Path(folder)
-    merges = [
-        tuple(line.split(" ")) for line in (folder / "merges.txt").read_text(encoding="utf-8").split("\n")[1:] if line
-    ]
-    t = Tokenizer(models.BPE(json.loads((folder / "vocab.json").read_text(encoding="utf-8")), merges, dropout=dropout))
+    t = Tokenizer(models.BPE(*stored(Path(folder)), dropout=dropout))
     t.normalizer, t.pre_tokenizer = normalizers.NFC(), pre()
     return t
 
@@ -117,7 +121,7 @@ def write(out, vocab, merges):
                 "additional_special_tokens": [t for t in SPECIALS[1:] if t not in plain],
                 "bos_token": None,
                 "clean_up_tokenization_spaces": False,
-                FOLDING: True,
+                FOLDS: True,
                 "eos_token": "<|im_end|>",
                 "errors": "replace",
                 "model_max_length": 131072,
@@ -136,8 +140,7 @@ def write(out, vocab, merges):
 def extend(folder, out, texts):
     """A tokenizer that makes one token of every character of `texts`, and of "’s" and the like, too. Ids of the base
     vocabulary stay; special tokens move behind the new ones."""
-    vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-    merges = [tuple(a.split(" ")) for a in (folder / "merges.txt").read_text(encoding="utf-8").split("\n")[1:] if a]
+    vocab, merges = stored(folder)
     for text in texts:
         while len(parts := _tokens(vocab, merges, text)) > 1:
             merges.append(tuple(parts[:2]))

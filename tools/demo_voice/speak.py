@@ -4,7 +4,7 @@ import make_tokenizer
 import numpy as np
 import torch
 import torch.nn.functional as F
-from codec import Decoder
+from codec import load_decoder
 from tts import CB, IDS, LANG, Cache, G, Talker, rope
 
 
@@ -45,10 +45,8 @@ class Voice:
         self.tok = make_tokenizer.load(tokenizer)
         self.net = Talker(self.special["size"]).eval()
         self.net.load_state_dict({k: v.float() for k, v in torch.load(tts)["net"].items()})
-        ck = torch.load(codec)
-        self.dec, self.books = Decoder().eval(), ck["books"].float().to(device)
-        self.dec.load_state_dict({k: v.float() for k, v in ck["dec"].items()})
-        self.net, self.dec = self.net.to(device), self.dec.to(device)
+        self.net = self.net.to(device)
+        self.dec, self.books = load_decoder(codec, device)
 
     @torch.no_grad()
     def codes(self, texts, speakers, stream, lang=True, par=(0.5, 20, 0.5, 20), limit=200, seed=1, watch=None):
