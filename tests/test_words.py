@@ -109,6 +109,24 @@ def test_a_pause_at_no_mark_is_where_a_word_ends(rng):
     assert found == pytest.approx([*starts[:3], *(start + 0.4 for start in starts[3:])], abs=0.05)
 
 
+def test_a_pause_before_the_last_word_is_not_the_end(rng):
+    """The voice drew the words out, so their end is where the last one was expected to end."""
+    first, last = "and it may rain during the", "night."
+    pace = GUESS * rng.uniform(1.2, 1.3)
+    before, after = noise(rng, pace * sum(map(weight, first.split()))), noise(rng, pace * weight(last))
+    times = times_of(f"{first} {last}")
+    found = told(times, np.concatenate([before, silence(0.3), after, silence(0.3)]), rng)
+    assert found[-1] == pytest.approx(len(before) / RATE + 0.3, abs=0.05)
+
+
+def test_a_noise_behind_the_speech_is_no_word(rng):
+    text = "and it may rain during the night."
+    words = noise(rng, GUESS * sum(map(weight, text.split())))
+    alone = told(times_of(text), np.concatenate([words, silence(0.3)]), rng)
+    noisy = told(times_of(text), np.concatenate([words, silence(0.3), noise(rng, 0.07), silence(0.3)]), rng)
+    assert noisy == pytest.approx(alone, abs=0.02)
+
+
 def test_sound_without_a_pause_is_spread_by_length(rng):
     samples, starts = spoken(rng, TEXT, GUESS * 1.1, lead=0, pause=0)
     errors = np.abs(np.array(told(times_of(TEXT), samples, rng)) - starts)
@@ -142,6 +160,15 @@ def test_a_part_that_is_whole_ends_with_a_word(rng):
     more, _ = spoken(rng, second, 0.75 * GUESS, lead=0)
     found = told(times, np.concatenate([samples, more]), rng, len(samples))
     assert found[0] == pytest.approx(len(samples) / RATE, abs=0.02)
+
+
+def test_a_part_ends_before_the_text_so_far_does(rng):
+    """The voice drew the words of the part out, so their end is where the next part's word was expected to end."""
+    first, last = "and it may rain during the", "night."
+    times = times_of(f"{first} {last}")
+    times.hear(noise(rng, GUESS * rng.uniform(1.2, 1.3) * sum(map(weight, first.split()))), RATE)
+    times.end_part()
+    assert [word for word, _ in times.due()] == first.split()
 
 
 def test_a_pace_is_not_learned_from_other_words(rng):

@@ -11,7 +11,7 @@ _SENTENCE = re.compile(r"[.!?…][\"'”’)\]]?\s+$|[。！？；][”’」』
 _CLAUSE = re.compile(r"[,;:—]\s+$|[，、；：]\s*$")
 _CLOSES = "。！？；，、：”’」』）"  # never begins a part
 
-SENTENCE_FROM, CLAUSE_FROM, WORD_FROM = 0.75, 0.9, 1.0
+SENTENCE_FROM, CLAUSE_FROM, WORD_FROM = 0.5, 0.75, 1.0
 """Shares of the tokens that fit. From these on a part may end after a sentence, after a clause, after any word."""
 
 

@@ -28,6 +28,7 @@ GUESS = 0.06
 """Seconds for a unit of `weight` of a voice that was never heard."""
 _GUESS_TRUST, _MOST_TRUST = 30.0, 300.0
 """Units of weight that outweigh a guess, and that an older pace counts at most: 2 and 18 seconds of speech."""
+_MOST_ASTRAY = 3.0  # no voice is so many times as fast or as slow as another
 
 _WINDOW_S = 0.01  # sound is silent or not in windows of this length
 _QUIET = 0.02  # -34 dB: what is so far below the loudest sound is silent too, as with the voice of a noisy recording
@@ -84,9 +85,9 @@ class SpeechRate:
         self._trust = trust
 
     def learn(self, weight: float, seconds: float) -> None:
-        """So many units took so many seconds. What was learned long before counts less and less. No voice is three
-        times as fast or as slow as another: such seconds belong to other words."""
-        if not weight * self.seconds / 3 < seconds < weight * self.seconds * 3:
+        """So many units took so many seconds. What was learned long before counts less and less. Seconds that are
+        _MOST_ASTRAY belong to other words."""
+        if not weight * self.seconds / _MOST_ASTRAY < seconds < weight * self.seconds * _MOST_ASTRAY:
             return
         self._trust = min(self._trust, _MOST_TRUST) + weight
         self.seconds += (seconds - weight * self.seconds) / self._trust
@@ -126,6 +127,8 @@ class WordTimes:
         self._due: list[tuple[str, float]] = []  # given out, not yet told
         self._speech = 0.0  # seconds so far; also those of a silence that is too short for a pause
         self._paused: list[tuple[float, float]] = [(0.0, 0.0)]  # where a pause is in the speech; pauses up to its end
+        # Where the speech seemed to be over, and is that pause short? Speech behind it corrects that.
+        self._last_pause: tuple[float, bool] | None = None
         self._quiet = 0.0  # seconds of silence at the end of the sound
         self._loudest = 0.0
         self._rest = np.zeros(0, np.float32)  # sound that does not fill a window
@@ -199,6 +202,7 @@ class WordTimes:
                 self._recognise()
             self._speech += seconds
             self._quiet = 0.0
+            self._go_on()
             return
         self._quiet += seconds
         if pauses:
@@ -222,37 +226,58 @@ class WordTimes:
         return self._speech if self._pausing else self._speech - self._quiet
 
     def end_part(self) -> None:
-        """The sound so far ends with a word, because a part of the text is whole."""
+        """The sound so far ends with a word, because a part of the text is whole. The text so far reaches beyond it."""
         self._recognise(sure=True)
 
-    def _recognise(self, sure: bool = False) -> None:
+    def _go_on(self) -> None:
+        """There is speech again. If the last word seemed to be over, and this is too long for a noise, a word is left
+        for it."""
+        if not self._last_pause:
+            return
+        last = (self._words + self._words_up_to(len(self._open))[0])[-1]
+        least = max(_BLIP_S, last.weight * self._rate.seconds / _MOST_ASTRAY)
+        if self._speech - self._last_pause[0] >= least:
+            self._recognise(goes_on=True)
+
+    def _recognise(self, sure: bool = False, goes_on: bool = False) -> None:
         """The speech has come to a pause, so a word has ended. Unless that is impossible, give out all up to the
-        likeliest one, and begin anew behind it. `sure`: the words up to one of them were spoken."""
-        now, at, passed, behind = self.spoken_s, self._from, 0.0, None
+        likeliest one, and begin anew behind it.
+
+        Args:
+            sure: the words up to one of them were spoken, and at least one is left.
+            goes_on: the pause is the one behind which the speech seemed to be over.
+        """
+        now, short = self.spoken_s, self._quiet < _SHORT_PAUSE_S
+        if goes_on and self._last_pause:
+            (now, short), self._last_pause = self._last_pause, None
+        at, passed, behind = self._from, 0.0, None
         most = float("inf") if sure else _IMPOSSIBLE
         if now - at < _BLIP_S:
             return
         open_words, last_mark = self._words_up_to(len(self._open))  # a pause would not come within the last one
         words = self._words + open_words
-        for count in range(len(words) + 1):
+        for count in range(len(words) + 1 - (goes_on or sure)):
             mark = (words[count].behind if count < len(words) else last_mark) if count else _NONE
             off = (at - now) / (_OFF_S + _OFF_SHARE * (at - self._from))
             if off > 0 and off * off / 2 + passed > most:
                 break
             unlikely = off * off / 2 + passed + _PAUSES_AT[mark]
-            if mark == _END and self._quiet < _SHORT_PAUSE_S and not sure:
+            if mark == _END and short and not sure:
                 unlikely += _SHORT_AT_END
             if unlikely < most:
                 most, behind = unlikely, count
             passed += _GOES_ON_AT[mark] if count else 0.0
             at += words[count].weight * self._rate.seconds if count < len(words) else 0.0
-        if behind is not None:
+        if behind == len(words) > 0 and self._waits and not sure:  # speech may follow, then it is too early
+            self._last_pause = self._last_pause or (now, short)
+        elif behind is not None:
             if behind > len(self._words):
                 self._end_words()
             self._begin_anew(behind, now)
 
     def _begin_anew(self, behind: int, now: float) -> None:
         """So many words have ended now, at a pause."""
+        self._last_pause = None
         self._spread(behind, now)
         said, self._words = self._words[:behind], self._words[behind:]
         self._rate.learn(sum(word.weight for word in said), now - self._from)
@@ -278,7 +303,7 @@ class WordTimes:
         """Text and sound are complete: the words that are left, each with its time."""
         self._take(self._pauses.finish())
         self._end_words()
-        self._begin_anew(len(self._words), self.spoken_s)
+        self._begin_anew(len(self._words), self._last_pause[0] if self._last_pause else self.spoken_s)
         due, self._due = self._due, []
         return due
 

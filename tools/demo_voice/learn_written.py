@@ -26,7 +26,7 @@ from tts import CB, GUIDED
 BATCH = 1024
 HEADS = [(layer, head) for layer, heads in GUIDED.items() for head, what in heads if what == "here"]
 LIKE = {"’": "'", "‘": "'", "“": '"', "”": '"', "„": '"', "«": '"', "»": '"', "—": ",", "–": ",", "…": "."}
-SHORTENED = ["’s", "’t", "’m", "’d", "’re", "’ve", "’ll"]
+SHORTENED = ["’s", "’t"]  # the others are two tokens in ASCII
 PROMPT = 9  # rows before the first token of the text: role, tags, speaker, start
 
 

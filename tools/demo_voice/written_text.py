@@ -74,6 +74,32 @@ COUNTED = [
     "They sold {} books & {} pens.", "Take {}% off.", "Room {}, please.",
 ]  # fmt: skip
 
+SHORT = {
+    "I'm": "am", "you're": "are", "we're": "are", "they're": "are", "I've": "have", "you've": "have",
+    "we've": "have", "they've": "have", "I'll": "will", "you'll": "will", "we'll": "will", "they'll": "will",
+    "he'll": "will", "she'll": "will", "it'll": "will", "I'd": "would", "you'd": "would", "we'd": "would",
+    "they'd": "would", "he'd": "would", "she'd": "would", "that'd": "would", "he's": "is", "she's": "is", "it's": "is",
+    "that's": "is", "there's": "is", "what's": "is", "who's": "is", "let's": "let", "don't": "not", "doesn't": "not",
+    "didn't": "not", "won't": "not", "wouldn't": "not", "can't": "not", "couldn't": "not", "shouldn't": "not",
+}  # fmt: skip
+"""Short forms, which the texts have once in a thousand sentences, and what may follow them."""
+FOLLOWS = {
+    "am": "late|sorry|afraid so|right here|going home|sure|not ready|glad to hear it|from the north|almost there",
+    "are": "late|right|closed today|welcome|going home|not alone|all here|too loud|in the garden|on the way|next",
+    "have": "seen it before|booked a table|been there twice|got a problem|lost the key|told him already|had enough|"
+    "won|heard that one|just begun|never met|changed the name|finished the book|been waiting|done well",
+    "will": "be late|call tomorrow|find it on the shelf|need a coat|wait outside|have the soup|be here soon|tell her|"
+    "see|never know|take the bus|do it again|pay for that|open the window|meet at noon",
+    "would": "better go now|like a coffee|rather stay|love to come|never say so|call it luck|be nice|left before noon|"
+    "been there before|hate to wait|buy it|do the same|say that again|have known",
+    "is": "late|over|a good idea|the old house|not here|coming|all right|time to go|on the table|my brother|gone|next",
+    "let": "go|wait and see|try it again|meet at noon|ask the teacher|stay for lunch|call it a day|sit down",
+    "not": "know|want it|say yes|worry about it|stay|go there|see the road|hear it|ask again|open the door|wait|care",
+}
+DO = ["I", "you", "we", "they", "the children", "my parents"]
+JOINED = [", but ", ", and ", ", so ", ": ", ". ", "; ", ", because ", "! "]
+TAGS = ", isn't it?|, won't they?|, don't you?|, aren't we?|, wasn't she?|, haven't you?|, didn't he?".split("|")
+
 
 def plain_letter(c):
     """An accented letter without its accent."""
@@ -129,6 +155,25 @@ class Writer:
         stream = NormalizerStream("english")
         said = stream.push(written.replace("&", "and")) + stream.finish()
         return [(written, said.replace(" (", ", ").replace(")", ""))]
+
+    def shortened(self):
+        """A plain sentence with short forms: `I've booked a table, but we'll be late.`"""
+
+        def clause():
+            word = self.r.choice(list(SHORT))
+            what = self.r.choice(FOLLOWS[SHORT[word]].split("|"))
+            if SHORT[word] != "not":
+                return f"{word} {what}"
+            who = DO if word == "don't" else WHO
+            return f"{self.r.choice(who)} {word} {what}"
+
+        text = clause()
+        if self.r.random() < 0.5:
+            text += (joined := self.r.choice(JOINED))
+            follows = clause()
+            text += follows if joined[0] in ",:;" else follows[0].upper() + follows[1:]
+        text += self.r.choice(TAGS) if self.r.random() < 0.1 else self.r.choice("...!?")
+        return text[0].upper() + text[1:]
 
     def filled(self, template, slot):
         out = []
@@ -212,6 +257,8 @@ class Writer:
         return out
 
     def text(self, sentence):
+        if self.r.random() < 0.2:
+            sentence = self.shortened()
         r = self.r.random()
         if r < 0.10:
             return self.places()
