@@ -22,15 +22,16 @@ from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 SPEAK, DEMO = ["speak", "--text", "Hi."], ["demo"]
 REFUSED = [
     ([*SPEAK, "--title", "Mine"], "--title is a tag"),
-    ([*SPEAK, "--author", "Ann", "-o", "x.wav"], "--author is a tag.*book.m4b, or leave it out"),
+    ([*SPEAK, "--author", "Ann", "-o", "x.wav"], "--author is a tag.*book.m4b, or leave the tag out"),
     ([*SPEAK, "--title", "Mine", "-o", "-"], "--title is a tag"),
     ([*SPEAK, "--list-speakers"], "--list-speakers speaks nothing, so --text would change nothing"),
+    (["wyoming", "--silence-s", "0.3"], "--silence-s is what --trim leaves: give both"),
     (["speak", "--list-speakers", "--seed", "3"], "so --seed would change nothing"),
     (["serve", "--allow-upload"], "--allow-upload needs a Base checkpoint.*demo is custom_voice: leave it out"),
     (["serve", "--allow-clone"], "--allow-clone needs a Base checkpoint"),
     (["serve", "--max-queue", "0", "--queue-timeout", "3"], "--queue-timeout is the longest wait, but --max-queue 0"),
     (["wyoming", "--allow-network"], "--allow-network is for a --host that others reach"),
-    ([*DEMO, "--bot", "--text", "Hi."], "--text is for text in, sound out: leave out --bot"),
+    ([*DEMO, "--bot", "--text", "Hi."], "--text is for text in, sound out: leave out one of the two"),
     ([*DEMO, "--bot", "-o", "x.wav"], "--output is for text in"),
     ([*DEMO, "--bot", "--play"], "--play is for text in"),
     ([*DEMO, "--text", "Hi.", "--llm-url", "http://x"], "--llm-url is for the bot: give --bot too"),

@@ -160,3 +160,22 @@ def test_the_statistics_are_imported_when_they_are_needed():
 @pytest.fixture(autouse=True)
 def told(caplog):
     caplog.set_level(logging.WARNING)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Kupiłem dziś 5 jabłek na rynku w Krakowie.",
+        "Jag köpte 5 äpplen på torget i dag.",
+        "Vandaag was het weer prachtig en we liepen 12 km langs de rivier.",
+    ],
+)
+def test_a_text_in_a_language_that_nobody_reads_is_not_taken_for_its_neighbour(text, caplog):
+    assert TextFrontEnd(normalize="auto").whole(text) == [text] and NONE in caplog.text
+
+
+def test_the_parts_of_a_text_are_not_looked_at_again(caplog):
+    one = TextFrontEnd(normalize="auto").in_conversation(Conversation())
+    parts = one.for_text("5, 6, 7.\nUnd 8 Uhr?")
+    assert parts.whole("Das kostet 5 Euro.") == ["Das kostet 5 Euro."] and caplog.text.count(NONE) == 1
+    assert one.for_text("9").whole("9") == ["9"] and caplog.text.count(NONE) == 1, "a conversation is told once"

@@ -127,6 +127,16 @@ def test_a_noise_behind_the_speech_is_no_word(rng):
     assert noisy == pytest.approx(alone, abs=0.02)
 
 
+def test_the_next_pause_tells_which_word_ended_at_one(rng):
+    """A pause before "dry," looks like the one behind it, until that comes too."""
+    parts, starts, said = [], [], {"and": 0.17, "dry,": 0.35}
+    for word in words_of("The weather today is mild and dry, with a little wind from the west."):
+        starts.append(sum(map(len, parts)) / RATE)
+        parts += [noise(rng, GUESS * weight(word)), silence(said.get(word, 0.0))]
+    times = times_of("The weather today is mild and dry, with a little wind from the west.", SpeechRate(GUESS * 1.02))
+    assert told(times, np.concatenate(parts), rng) == pytest.approx(starts, abs=0.15)
+
+
 def test_sound_without_a_pause_is_spread_by_length(rng):
     samples, starts = spoken(rng, TEXT, GUESS * 1.1, lead=0, pause=0)
     errors = np.abs(np.array(told(times_of(TEXT), samples, rng)) - starts)

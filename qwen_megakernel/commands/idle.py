@@ -43,25 +43,31 @@ def _no_bot(args: argparse.Namespace) -> bool:
     return not args.bot
 
 
-_TAG = "is a tag, and neither WAV nor raw PCM has tags: name another file with --output, such as book.m4b"
-_FILE = "is for text in, sound out: leave out --bot"
-_CALL = "is for the bot: give --bot too"
+_TAG = (
+    "is a tag, and neither WAV nor raw PCM has tags: name another file with --output, such as book.m4b, or leave the "
+    "tag out"
+)
+_FILE = "is for text in, sound out: leave out one of the two"
+_CALL = "is for the bot: give --bot too, or leave it out"
 _QUEUE = Idle(
-    "queue_timeout", lambda args: args.max_queue == 0, "is the longest wait, but --max-queue 0 lets nobody wait"
+    "queue_timeout",
+    lambda args: args.max_queue == 0,
+    "is the longest wait, but --max-queue 0 lets nobody wait: leave out one of them",
 )
 RULES: dict[str, tuple[Idle, ...]] = {
     "speak": (Idle("title", _has_no_tags, _TAG), Idle("author", _has_no_tags, _TAG)),
     "serve": (_QUEUE,),
     "wyoming": (
         _QUEUE,
-        Idle("allow_network", _is_local, "is for a --host that others reach: give --host 0.0.0.0 too"),
+        Idle("silence_s", lambda args: args.trim is None, "is what --trim leaves: give both, or leave it out"),
+        Idle("allow_network", _is_local, "is for a --host that others reach: give --host 0.0.0.0 too, or leave it out"),
     ),
     "demo": (
         _QUEUE,
         *(Idle(option, _bot, _FILE) for option in ("text", "output", "play")),
         *(Idle(option, _no_bot, _CALL) for option in ("local_audio", "llm_url", "stt")),
-        Idle("llm_model", lambda args: args.llm_url is None, "is a model of --llm-url: give both"),
-        Idle("stt_options", lambda args: args.stt is None, "are arguments of --stt: give both"),
+        Idle("llm_model", lambda args: args.llm_url is None, "is a model of --llm-url: give both, or leave it out"),
+        Idle("stt_options", lambda args: args.stt is None, "are arguments of --stt: give both, or leave it out"),
     ),
 }
 """By command."""
@@ -79,7 +85,7 @@ def refuse_idle(args: argparse.Namespace, parser: argparse.ArgumentParser, comma
     given = [name for name in vars(args) if parser.get_default(name) != getattr(args, name)]
     for rule in RULES.get(command, ()):
         if rule.option in given and rule.when(args):
-            raise RequestError(f"{_flag(rule.option)} {rule.why}, or leave it out")
+            raise RequestError(f"{_flag(rule.option)} {rule.why}")
     if "list_speakers" in given and (others := [name for name in given if name not in _LISTED]):
         raise RequestError(f"--list-speakers speaks nothing, so {_flag(others[0])} would change nothing: leave one out")
 

@@ -252,7 +252,8 @@ def speech_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
             except ValueError as error:
                 if isinstance(error, RequestError):
                     raise
-                raise RequestError(f"{_flag(name)} must be {row.typed}, got {value!r}", field=name) from None
+                wanted = row.typed.partition("; default")[0]
+                raise RequestError(f"{_flag(name)} must be {wanted}, got {value!r}", field=name) from None
         given[name] = value
     return read_options(given, entrance)
 

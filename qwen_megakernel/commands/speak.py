@@ -69,6 +69,8 @@ def speak(args: argparse.Namespace) -> int:
     if args.save_voice is not None:
         check_writable("--save-voice", args.save_voice)
     voices = _check_book_options(args, output)
+    if args.ref_audio is None and not args.speakers:
+        check_voice(Checkpoint.open(args.model).config.variant, options)  # before the model is loaded
     front_end = _front_end(args.model, options, source)
     by_sentence = args.subtitles is not None
     book = read_book(source.lines, front_end, by_sentence=by_sentence, speakers=args.speakers, footnotes=args.footnotes)
@@ -92,6 +94,8 @@ def speak(args: argparse.Namespace) -> int:
             progress = Progress(texts, speed, each_chunk=args.stream)
             # A text of one piece stays as the engine speaks it.
             pauses = args.pause if len(pieces) > 1 or args.subtitles is not None else None
+            if pauses is None and args.pause != args.parser.get_default("pause"):
+                log.warning("--pause changes nothing: the text is one piece")
             with BookFiles(places, engine.sample_rate, keep_partial=args.keep_partial) as files, progress:
                 told = narrate(engine, book, pieces, requests.of, files, progress, pauses, args.loudness)
             _report(args, places if output else [], engine, told, seed)
@@ -107,10 +111,10 @@ def _front_end(model: str, options: RequestOptions, source: Source) -> TextFront
     normalize, lexicon = options.pop("normalize", None) or "off", options.pop("lexicon", None)
     language, languages = options.get("language"), None
     if language in (None, AUTO) and (normalize != "off" or lexicon):
-        languages = Checkpoint.open(model).config.talker.named_languages
-        with suppress(LanguageError):  # a language that the model does not have
-            language = find_language(source.tags.get("language", AUTO), languages)
-        if language in (None, AUTO):
+        languages, language = Checkpoint.open(model).config.talker.named_languages, source.tags.get("language", AUTO)
+        with suppress(LanguageError):  # the model does not have it
+            language = find_language(language, languages)
+        if language == AUTO:
             text = "\n".join(line.text for line in islice(source.lines, _LINES_TO_TELL))
             language = language_of(text, Candidates.of(languages))
     return TextFrontEnd(language, normalize, lexicon, languages=languages).in_conversation(Conversation())

@@ -25,7 +25,7 @@ class Folding:
         self._told = False
 
     def __call__(self, text: str) -> str:
-        """A text in NFC, with ASCII for what the voice lacks. Emojis are left out."""
+        """A text in NFC, with ASCII for what the voice lacks. Emojis and other signs that nobody says are left out."""
         if text.isascii():
             return text
         return "".join(c if c.isascii() else self._plain(c) for c in unicodedata.normalize("NFC", text))
@@ -42,11 +42,14 @@ class Folding:
         return plain
 
 
+_SAID = "°№℃℉"  # of the signs that Unicode lists with emojis, those that are said
+_LACKED = {"ا": "a"}  # letters that anyascii has nothing for
+
+
 def _ascii(c: str) -> str:
-    plain = anyascii(c)
-    if len(plain) > 2 and plain[0] == plain[-1] == ":":  # ":grinning:"
+    if unicodedata.category(c) == "So" and c not in _SAID:
         return ""
-    return plain if plain or not c.isalpha() else c  # of a script that anyascii lacks: no letter is silently lost
+    return _LACKED.get(c) or anyascii(c)
 
 
 class FoldedPieces:

@@ -148,7 +148,7 @@ class PromptBuilder:
         if not isinstance(text, str):
             raise TextError(f"text must be a string, got {type(text).__name__}")
         most = self.room(conditioning, non_streaming_mode=non_streaming_mode, max_positions=max_positions)
-        pieces = split_to_fit(text, lambda piece: len(self.tokens(piece).text), most)
+        pieces = split_to_fit(text, lambda piece: len(self.tokens(piece).text), most, self.tokenizer.most_tokens)
         if not pieces:
             raise NoWordsError("text must not be blank")
         return pieces
@@ -166,7 +166,7 @@ class PromptBuilder:
     def turn_text(self, conditioning: Conditioning, max_positions: int) -> TurnText:
         """What cuts a text that comes in pieces into parts that each fit a slot. Raises what `room` does."""
         room = self.room(conditioning, non_streaming_mode=False, max_positions=max_positions)
-        return TurnText(lambda word: len(self.tokenizer.encode(word)), room)
+        return TurnText(lambda word: len(self.tokenizer.encode(word)), room, self.tokenizer.most_tokens)
 
     @property
     def kept_openings(self) -> int:
@@ -201,7 +201,7 @@ class PromptBuilder:
         if not text.strip():
             raise TextError(f"{name} must not be blank")
         ids = self._turn_ids("assistant", text)[: -1 - len(self._newline)]
-        if len(ids) < 4:
+        if len(ids) < 4 or self.tokenizer.is_blank(text):
             raise TextError(f"{name} {text!r} has nothing to speak")
         return Tokens(ids[:3], ids[3:])
 

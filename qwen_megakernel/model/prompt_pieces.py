@@ -50,7 +50,7 @@ class PromptPieces:
         start = time.perf_counter()
         ids = self._text.push(piece)
         self.tokenise_s += time.perf_counter() - start
-        self._blank &= not piece.strip()
+        self._blank = self._blank and self._builder.tokenizer.is_blank(piece)
         return self._advance(ids)
 
     def flush(self) -> Tensor:

@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from qwen_megakernel.checkpoint.json_object import MOST_TABLE_BYTES, read_json, read_text
 from qwen_megakernel.errors import CheckpointError
 from qwen_megakernel.model.folding import FOLDS, FoldedPieces, Folding, joins
-from qwen_megakernel.text.cutting import check_unicode
+from qwen_megakernel.text.cutting import bytes_of, check_unicode
 
 _QWEN2_PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"  # English contractions
@@ -83,6 +83,14 @@ class TextTokenizer:
         if self.folding:
             text = self.folding(text)
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def most_tokens(self, text: str) -> int:
+        """At most so many tokens has a text: one for each byte that becomes tokens. Faster than `encode`."""
+        return bytes_of(self.folding(text) if self.folding else text)
+
+    def is_blank(self, text: str) -> bool:
+        """Is nothing but white space left of it?"""
+        return not (self.folding(text) if self.folding else text).strip()
 
     def _has_token(self, character: str) -> bool:
         return len(self._tokenizer.encode(character, add_special_tokens=False).ids) == 1

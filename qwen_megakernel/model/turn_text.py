@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+from qwen_megakernel.text.cutting import bytes_of
 from qwen_megakernel.text.front_end import Reading, TextFrontEnd
 from qwen_megakernel.text.pauses import Pause
 
@@ -23,10 +24,11 @@ class TurnText:
     cut after a clause, or after a word.
     """
 
-    def __init__(self, count: Callable[[str], int], room: int):
+    def __init__(self, count: Callable[[str], int], room: int, at_most: Callable[[str], int] = bytes_of):
         """`count` gives the number of tokens of a text; it is called once for each word. `room` is the most tokens that
-        a part may have."""
+        a part may have. `at_most` quickly gives a number that `count` does not exceed."""
         self._count = count
+        self._at_most = at_most
         self._room = room
         self._word = ""  # text after the last place at which a part could end
         self._tokens = 0  # of the part up to that place
@@ -40,8 +42,8 @@ class TurnText:
                 parts.append("")
                 self._blank = ""
             self._word += character
-            # A word has at most as many tokens as bytes. If the part may end after it, its white space waits.
-            if character.isspace() and self._tokens + len(self._word.encode()) >= SENTENCE_FROM * self._room:
+            # If the part may end after the word, its white space waits.
+            if character.isspace() and self._tokens + self._at_most(self._word) >= SENTENCE_FROM * self._room:
                 self._blank += character
             else:
                 parts[-1] += self._blank + character

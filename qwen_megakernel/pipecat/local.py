@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Any, Unpack
 
 from loguru import logger
 from pipecat.frames.frames import EndFrame, MetricsFrame
 from pipecat.processors.frame_processor import FrameProcessorSetup
+from pipecat.services.settings import TTSSettings
 from pipecat.utils.types import NOT_GIVEN, NotGiven, assert_given, is_given
 
 from qwen_megakernel.checkpoint.config import ModelConfig
@@ -66,7 +67,7 @@ class MegakernelTTSService(SpeechService):
         self,
         *,
         engine: TTSEngine | None = None,
-        model: str = DEFAULT_MODEL,
+        model: str | None = None,
         engine_options: EngineArguments | None = None,
         chunk_frames: int | Sequence[int] | None = None,
         lexicon: Lexicon | None = None,
@@ -78,7 +79,7 @@ class MegakernelTTSService(SpeechService):
 
         Args:
             engine: The caller's own, which the caller closes. None: the process's engine for `model`.
-            model: Folder in the published layout, hub id, or "demo".
+            model: Folder in the published layout, hub id, or "demo". None: the engine's, or "demo".
             engine_options: Fields of `EngineOptions`, such as device or max_streams. Services with the same model and
                 options share an engine.
             chunk_frames: The setting of this name, unless `settings` have it.
@@ -93,20 +94,21 @@ class MegakernelTTSService(SpeechService):
                 the model is not on this machine yet, `setup` checks.
             TypeError: an argument that neither this service nor `TTSService` has.
         """
-        if engine and (engine_options or model not in (DEFAULT_MODEL, engine.model)):
+        if engine and (engine_options or model is not None and not _same_model(model, engine.model)):
             raise RequestError(
                 f"the engine is loaded already, with {engine.model!r}: leave model and engine_options out, or leave "
                 "engine out"
             )
-        store = self.Settings.unset(engine.model if engine else str(model))
+        loads = engine.model if engine else DEFAULT_MODEL if model is None else str(model)
+        store = self.Settings.unset(loads)
         if settings is not None:
             named = settings.model if is_given(settings.model) else None
             if named is not None and not _same_model(named, store.model):
-                if engine or model != DEFAULT_MODEL:
+                if engine or model is not None:
                     raise RequestError(
                         f"settings name the model {named!r}, but the service has {store.model!r}: name one model only"
                     )
-                store.model = model = str(named)
+                store.model = loads = str(named)
             resolved = store.model
             store.apply_update(settings)
             store.model = resolved
@@ -115,7 +117,7 @@ class MegakernelTTSService(SpeechService):
         super().__init__(trim_leading_silence=trim_leading_silence, settings=store, **kwargs)
         self._engine = engine
         self._given_engine = engine
-        self._model = str(model)
+        self._model = loads
         self._engine_options = EngineArguments(**(engine_options or {}))
         self._conversation = Conversation()
         self._executor: ThreadPoolExecutor | None = None  # while a pipeline runs
@@ -214,6 +216,13 @@ class MegakernelTTSService(SpeechService):
         return Reading()
 
     # ------------------------------------------------------------ settings
+
+    async def _update_settings(self, delta: TTSSettings) -> dict[str, Any]:
+        changed = await super()._update_settings(delta)
+        if changed and self._engine and self._executor:
+            load = self._request(self._engine).front_end.load
+            await asyncio.get_running_loop().run_in_executor(self._executor, load)
+        return changed
 
     def _is_model(self, model: str) -> bool:
         return _same_model(model, self._settings.model)

@@ -33,6 +33,8 @@ from qwen_megakernel.speech.request import SpeechRequest, foreign_hint
 from qwen_megakernel.speech.saved_voices import DEFAULT_VOICE, SavedVoices
 from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.speech.shared import warm_up
+from qwen_megakernel.text import finder
+from qwen_megakernel.text.finder import Candidates
 
 log = logging.getLogger(__name__)
 
@@ -224,6 +226,7 @@ class EngineService:
         voices = list(self.saved_voices.by_name.values())
         for voice in voices:
             self.engine.check(voice=voice)
+        finder.load(Candidates.of(self.engine.languages))  # any client may ask for it
         warm_up(self.engine, voices[0] if voices else None)
 
     @property

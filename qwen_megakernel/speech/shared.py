@@ -17,8 +17,6 @@ from qwen_megakernel.choices import parts_of
 from qwen_megakernel.engine.options import EngineArguments, EngineOptions
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.speech.engine import TTSEngine
-from qwen_megakernel.text import finder
-from qwen_megakernel.text.finder import Candidates
 
 _WARM_UP_TEXT = "Hello there."
 
@@ -145,7 +143,6 @@ def warm_up(engine: TTSEngine, voice: Voice | None = None) -> None:
     Args:
         voice: for a Base checkpoint, which has no speakers. Without a voice such a checkpoint says nothing.
     """
-    finder.load(Candidates.of(engine.languages))
     if engine.variant != "base" or voice is not None:
         engine.generate(_WARM_UP_TEXT, voice=voice, max_frames=4)
         engine.reset_metrics()

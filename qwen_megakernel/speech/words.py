@@ -3,7 +3,8 @@
 Words are spread by their length over the sound in which something is spoken, at the pace of this voice. Silence is no
 such sound. A pause ends a word, most likely one at a punctuation mark near the place where the pace lets expect it. The
 next word begins behind the pause, and what lies before it tells the pace anew. So the pace is learned while the
-utterance is spoken, and an error lasts no longer than a phrase.
+utterance is spoken, and an error lasts no longer than a phrase. If a pause may end one of several words, the next pause
+tells which.
 
 A word is given out once the sound in which it begins has been made, never before. It waits a little longer, because a
 pause behind it may still correct its time.
@@ -28,7 +29,6 @@ GUESS = 0.06
 """Seconds for a unit of `weight` of a voice that was never heard."""
 _GUESS_TRUST, _MOST_TRUST = 30.0, 300.0
 """Units of weight that outweigh a guess, and that an older pace counts at most: 2 and 18 seconds of speech."""
-_MOST_ASTRAY = 3.0  # no voice is so many times as fast or as slow as another
 
 _WINDOW_S = 0.01  # sound is silent or not in windows of this length
 _QUIET = 0.02  # -34 dB: what is so far below the loudest sound is silent too, as with the voice of a noisy recording
@@ -48,6 +48,7 @@ _PAUSES_AT = (2.8, 0.7, 0.0)
 _GOES_ON_AT = (0.06, 0.7, 4.0)
 _SHORT_PAUSE_S, _SHORT_AT_END = 0.2, 3.0  # between its sentences were at least 0.33 s
 _IMPOSSIBLE = 8.0
+_CLEAR = 1.5  # an end is certain if it is 4.5 times as likely as the second
 _OFF_S, _OFF_SHARE = 0.1, 0.08
 """Standard deviation of a word's end: seconds, and share of the time since the last pause."""
 
@@ -64,6 +65,10 @@ def is_unspaced(text: str) -> bool:
 
 def _mark_of(word: str) -> int:
     return _MARKS.get(word.rstrip(_CLINGING)[-1:], _NONE)
+
+
+def _wait_after(at: float) -> float:
+    return min(max(_LEAST_WAIT_S, at), _MOST_WAIT_S)
 
 
 def weight(word: str) -> float:
@@ -85,9 +90,9 @@ class SpeechRate:
         self._trust = trust
 
     def learn(self, weight: float, seconds: float) -> None:
-        """So many units took so many seconds. What was learned long before counts less and less. Seconds that are
-        _MOST_ASTRAY belong to other words."""
-        if not weight * self.seconds / _MOST_ASTRAY < seconds < weight * self.seconds * _MOST_ASTRAY:
+        """So many units took so many seconds. What was learned long before counts less and less. No voice is three
+        times as fast or as slow as another: such seconds belong to other words."""
+        if not weight * self.seconds / 3 < seconds < weight * self.seconds * 3:
             return
         self._trust = min(self._trust, _MOST_TRUST) + weight
         self.seconds += (seconds - weight * self.seconds) / self._trust
@@ -127,8 +132,7 @@ class WordTimes:
         self._due: list[tuple[str, float]] = []  # given out, not yet told
         self._speech = 0.0  # seconds so far; also those of a silence that is too short for a pause
         self._paused: list[tuple[float, float]] = [(0.0, 0.0)]  # where a pause is in the speech; pauses up to its end
-        # Where the speech seemed to be over, and is that pause short? Speech behind it corrects that.
-        self._last_pause: tuple[float, bool] | None = None
+        self._unsure: tuple[float, bool] | None = None  # a pause behind no certain word: where it is; is it short?
         self._quiet = 0.0  # seconds of silence at the end of the sound
         self._loudest = 0.0
         self._rest = np.zeros(0, np.float32)  # sound that does not fill a window
@@ -181,6 +185,8 @@ class WordTimes:
         self._take(self._pauses.settle())
         self._end_words()
         self._waits = False
+        if self._unsure:
+            self._decide()
 
     # ------------------------------------------------------------ sound
 
@@ -227,57 +233,95 @@ class WordTimes:
 
     def end_part(self) -> None:
         """The sound so far ends with a word, because a part of the text is whole. The text so far reaches beyond it."""
-        self._recognise(sure=True)
+        now = self.spoken_s
+        self._end_unsure(now)
+        if now - self._from >= _BLIP_S:
+            self._choose(self._unlikely(self._all_words(), 0, self._from, now, sure=True), now, left=1)
 
     def _go_on(self) -> None:
-        """There is speech again. If the last word seemed to be over, and this is too long for a noise, a word is left
-        for it."""
-        if not self._last_pause:
-            return
-        last = (self._words + self._words_up_to(len(self._open))[0])[-1]
-        least = max(_BLIP_S, last.weight * self._rate.seconds / _MOST_ASTRAY)
-        if self._speech - self._last_pause[0] >= least:
-            self._recognise(goes_on=True)
+        """There is speech again. Soon the last pause cannot wait for the next one."""
+        if self._unsure and self._speech - self._unsure[0] >= _wait_after(self._unsure[0]):
+            self._decide(left=1)
 
-    def _recognise(self, sure: bool = False, goes_on: bool = False) -> None:
-        """The speech has come to a pause, so a word has ended. Unless that is impossible, give out all up to the
-        likeliest one, and begin anew behind it.
+    def _recognise(self) -> None:
+        """The speech has come to a pause, so a word has ended. If it may be one of several, the next pause tells which
+        one. The end of all words waits too, because more speech may follow."""
+        now, short = self.spoken_s, self._quiet < _SHORT_PAUSE_S
+        if now - (self._unsure[0] if self._unsure else self._from) < _BLIP_S:
+            return
+        if self._unsure:
+            self._decide(following=(now, short))
+        words = self._all_words()
+        ranked = sorted((cost, count) for count, cost in self._unlikely(words, 0, self._from, now, short).items())
+        if not ranked:
+            return
+        self._unsure = now, short
+        clear = len(ranked) == 1 or ranked[1][0] - ranked[0][0] > _CLEAR
+        if clear and ranked[0][1] < len(words) - 1 or not self._waits:
+            self._decide()
+
+    def _decide(self, following: tuple[float, bool] | None = None, left: int = 0) -> None:
+        """Choose the word that ended at the unsure pause. `following`: the pause after it. `left`: so many words are
+        still to come at least."""
+        assert self._unsure
+        (now, short), self._unsure = self._unsure, None
+        words = self._all_words()
+        unlikely = self._unlikely(words, 0, self._from, now, short)
+        if following:
+            for count in unlikely:
+                after = self._unlikely(words, count, now, *following)
+                unlikely[count] += min(after.values(), default=_IMPOSSIBLE)
+        self._choose(unlikely, now, left)
+
+    def _end_unsure(self, now: float) -> None:
+        """No later pause will tell more about the unsure one."""
+        if self._unsure and now - self._unsure[0] >= _BLIP_S:
+            self._decide(following=(now, False))
+        self._unsure = None
+
+    def _all_words(self) -> list[_Word]:
+        """The words that were not given out for sure, with the open text's, and an empty one behind them."""
+        words, mark = self._words_up_to(len(self._open))  # a pause would not come within the last one
+        return [*self._words, *words, _Word("", 0.0, mark)]
+
+    def _unlikely(
+        self, words: list[_Word], first: int, start: float, now: float, short: bool = False, sure: bool = False
+    ) -> dict[int, float]:
+        """For each count of words that may have ended at a pause `now`, how unlikely that is. Without what is
+        impossible.
 
         Args:
-            sure: the words up to one of them were spoken, and at least one is left.
-            goes_on: the pause is the one behind which the speech seemed to be over.
+            words: as of `_all_words`.
+            first: of them have ended before `start`.
+            short: so is the pause.
+            sure: a word ended there.
         """
-        now, short = self.spoken_s, self._quiet < _SHORT_PAUSE_S
-        if goes_on and self._last_pause:
-            (now, short), self._last_pause = self._last_pause, None
-        at, passed, behind = self._from, 0.0, None
-        most = float("inf") if sure else _IMPOSSIBLE
-        if now - at < _BLIP_S:
-            return
-        open_words, last_mark = self._words_up_to(len(self._open))  # a pause would not come within the last one
-        words = self._words + open_words
-        for count in range(len(words) + 1 - (goes_on or sure)):
-            mark = (words[count].behind if count < len(words) else last_mark) if count else _NONE
-            off = (at - now) / (_OFF_S + _OFF_SHARE * (at - self._from))
-            if off > 0 and off * off / 2 + passed > most:
+        found, at, passed = {}, start, 0.0
+        for count in range(first, len(words)):
+            mark = words[count].behind if count > first else _NONE
+            off = (at - now) / (_OFF_S + _OFF_SHARE * (at - start))
+            if off > 0 and off * off / 2 + passed > _IMPOSSIBLE and not sure:
                 break
-            unlikely = off * off / 2 + passed + _PAUSES_AT[mark]
-            if mark == _END and short and not sure:
-                unlikely += _SHORT_AT_END
-            if unlikely < most:
-                most, behind = unlikely, count
-            passed += _GOES_ON_AT[mark] if count else 0.0
-            at += words[count].weight * self._rate.seconds if count < len(words) else 0.0
-        if behind == len(words) > 0 and self._waits and not sure:  # speech may follow, then it is too early
-            self._last_pause = self._last_pause or (now, short)
-        elif behind is not None:
-            if behind > len(self._words):
+            cost = off * off / 2 + passed + _PAUSES_AT[mark]
+            if mark == _END and short:
+                cost += _SHORT_AT_END
+            if cost < _IMPOSSIBLE or sure:
+                found[count] = cost
+            passed += _GOES_ON_AT[mark] if count > first else 0.0
+            at += words[count].weight * self._rate.seconds
+        return found
+
+    def _choose(self, unlikely: dict[int, float], now: float, left: int) -> None:
+        """Give out all words up to the likeliest end, and begin anew behind it."""
+        most = len(self._all_words()) - 1 - left
+        if possible := [(cost, count) for count, cost in unlikely.items() if count <= most]:
+            _, count = min(possible)
+            if count > len(self._words):
                 self._end_words()
-            self._begin_anew(behind, now)
+            self._begin_anew(count, now)
 
     def _begin_anew(self, behind: int, now: float) -> None:
         """So many words have ended now, at a pause."""
-        self._last_pause = None
         self._spread(behind, now)
         said, self._words = self._words[:behind], self._words[behind:]
         self._rate.learn(sum(word.weight for word in said), now - self._from)
@@ -288,11 +332,11 @@ class WordTimes:
 
     def due(self) -> list[tuple[str, float]]:
         """Words that begin within the sound so far, each with the time: in seconds from the first sample."""
-        while self._given < len(self._words):
+        while self._given < len(self._words) and not self._unsure:
             at, wait = self._from, _BLIP_S
             if self._given:
                 at = self._last + self._words[self._given - 1].weight * self._rate.seconds
-                wait = min(max(_LEAST_WAIT_S, at), _MOST_WAIT_S) if self._waits else 0.0
+                wait = _wait_after(at) if self._waits else 0.0
             if at + wait >= self.spoken_s:
                 break
             self._give(self._words[self._given], at)
@@ -303,7 +347,8 @@ class WordTimes:
         """Text and sound are complete: the words that are left, each with its time."""
         self._take(self._pauses.finish())
         self._end_words()
-        self._begin_anew(len(self._words), self._last_pause[0] if self._last_pause else self.spoken_s)
+        self._end_unsure(self.spoken_s)
+        self._begin_anew(len(self._words), self.spoken_s)
         due, self._due = self._due, []
         return due
 

@@ -182,19 +182,26 @@ def split_sentences(text: str, max_chars: int = 300) -> list[str]:
     return [piece.strip() for piece in _pieces(text, max_chars, _LEVELS) if piece.strip()]
 
 
-def split_to_fit(text: str, count: Callable[[str], int], most: int) -> list[str]:
+def bytes_of(text: str) -> int:
+    """Bytes of a text in NFC. A byte-level tokenizer makes at most a token of each, if it does not fold the text."""
+    return len(unicodedata.normalize("NFC", text).encode())
+
+
+def split_to_fit(
+    text: str, count: Callable[[str], int], most: int, at_most: Callable[[str], int] = bytes_of
+) -> list[str]:
     """Cut text like `split_sentences`, but into pieces of at most `most` tokens.
 
-    A piece with more tokens is cut again, into pieces of as many characters as have `most` tokens on average. A piece
-    of at most `most` bytes is not counted, because every token stands for at least one byte. `count` gives the number
-    of tokens of a text. Raises TextTooLongError: a single character has more tokens. TextError: lone surrogates.
+    A piece with more tokens is cut again, into pieces of as many characters as have `most` tokens on average. `count`
+    gives the number of tokens of a text, and `at_most` quickly a number that `count` does not exceed. Raises
+    TextTooLongError: a single character has more tokens. TextError: lone surrogates.
     """
     check_unicode(text)
     pieces: list[str] = []
     left = [whole] if (whole := text.strip()) else []
     while left:
         piece = left.pop()
-        if len(unicodedata.normalize("NFC", piece).encode()) <= most or (tokens := count(piece)) <= most:
+        if at_most(piece) <= most or (tokens := count(piece)) <= most:
             pieces.append(piece)
             continue
         parts = split_sentences(piece, max(1, len(piece) * most // tokens))

@@ -33,6 +33,7 @@ class Clear(NamedTuple):
     lead: float  # times the probability of the second
 
 
+_FOREIGN = 0.7  # of all languages, another one is so probable
 SURE, LIKELY = Clear(0.5, 2.0), Clear(0.3, 1.25)
 """At a sentence's end, and where no more text comes. Of 120 short sentences in six languages the first finds 98, one of
 them wrongly, the second 106 and three. Of two languages, the first finds 92 % (docs/log.md, 2026-11-26)."""
@@ -115,6 +116,13 @@ def _statistics(names: Sequence[str], others: Sequence[str]) -> "LanguageIdentif
         return _restricted(frozenset([*codes_of(names), *others]))
 
 
+def _is_foreign(words: str, candidates: Candidates) -> bool:
+    """A text in a language that is no candidate looks like the nearest one."""
+    with _loading:
+        code, probability = _all_languages().rank(words)[0]
+    return probability >= _FOREIGN and code not in {*codes_of(candidates.names), *candidates.others}
+
+
 def language_of(text: str, candidates: Candidates, clear: Clear = LIKELY) -> str | None:
     """The language of a text, as checkpoint/languages.py names it. None: not clear, or none of the candidates.
 
@@ -134,6 +142,8 @@ def language_of(text: str, candidates: Candidates, clear: Clear = LIKELY) -> str
     names = [name for name in _SCRIPTS.get(script or "", ()) if name in candidates.names]
     if not names or not candidates.others and (len(names) == 1 or script != "Latin"):
         return names[0] if names else None
+    if script == "Latin" and _is_foreign(words, candidates):
+        return None
     ranked = [*_statistics(names, candidates.others).rank(words), ("", 0.0)]  # which may know but one of them
     found, probability, second = NAMES.get(ranked[0][0]), ranked[0][1], ranked[1][1]
     return found if found in names and probability >= max(clear.least, clear.lead * second) else None
@@ -144,10 +154,12 @@ class Conversation:
 
     Attributes:
         language: the one that was found last. A text whose own cannot be found, such as "5.", is in this one.
+        told: a warning has said that numbers stay.
     """
 
     def __init__(self) -> None:
         self.language: str | None = None
+        self.told = False
 
 
 class LanguageFinder:
@@ -163,7 +175,6 @@ class LanguageFinder:
         self._conversation = conversation or Conversation()
         self._shown = NormalizerStream(None, reads_aloud=False)  # Markdown, code and thoughts tell no language
         self._seen = ""
-        self._told = False  # that numbers stay
         self.language: str | None = None
         self.decided = False
 
@@ -214,8 +225,8 @@ class LanguageFinder:
         return self.decided
 
     def _tell(self) -> None:
-        if not self._told:
-            self._told = True
+        if not self._conversation.told:
+            self._conversation.told = True
             log.warning(
                 "the text's language cannot be found, so numbers stay as they are written, and no entry of a lexicon "
                 "for one language is used. Name the language, one of: %s",

@@ -68,6 +68,7 @@ class TextFrontEnd:
         self._candidates = Candidates.of(languages)
         self._language = finder.sole(languages) if language in (None, "auto") else language
         self._conversation: Conversation | None = None
+        self._looked_for = False  # the language, in the whole of a text whose parts come now
         if normalize == "auto" and self._language and language_name(self._language) not in LANGUAGES:
             finder.tell_unread(self._language)
 
@@ -79,7 +80,7 @@ class TextFrontEnd:
     @property
     def _finds(self) -> bool:
         """Texts are read by their language, which nobody has named."""
-        if self._language:
+        if self._language or self._looked_for:
             return False
         return self._normalize == "auto" or self._lexicon is not None and self._lexicon.has_languages
 
@@ -104,7 +105,7 @@ class TextFrontEnd:
         assert found
         found.push(text)
         front_end = copy.copy(self)
-        front_end._language = found.settle(_needs_language(text, self._lexicon))
+        front_end._language, front_end._looked_for = found.settle(_needs_language(text, self._lexicon)), True
         return front_end
 
     def _finder(self, needed: bool) -> LanguageFinder | None:
