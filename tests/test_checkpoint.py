@@ -299,7 +299,7 @@ def test_ids_come_from_the_checkpoint():
     assert published.speakers["vivian"] == 3065 and published.languages["german"] == 2053
     assert published.dialects == {"eric": "sichuan_dialect", "dylan": "beijing_dialect"}
     demo = Checkpoint.open("demo").config
-    assert demo.talker.codec_eos_id == 230 and demo.im_start_id == 1376
+    assert demo.talker.codec_eos_id == 230 and demo.im_start_id == 1371
 
 
 def test_codec_rates_must_agree():

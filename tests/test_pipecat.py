@@ -654,7 +654,7 @@ def test_words_wait_as_long_as_their_audio_did(engine, monkeypatch):
     """The LLM pauses for 100 s: what follows is heard after the pause, and its words have times behind it."""
     began, pause = time.monotonic(), []
     monkeypatch.setattr(audio_context, "monotonic", lambda: time.monotonic() + sum(pause))
-    heard = Until(lambda down: of(down, TTSAudioRawFrame) and not pause and (pause.append(100.0) or True))
+    heard = Until(lambda down: len(pcm(down)) > 0.3 * 24000 and not pause and (pause.append(100.0) or True))
     frames = [*turn("One two three four. ")[:-1], heard, LLMTextFrame("Five six seven."), *turn()[-1:]]
     down, _ = run(service_of(engine, text_aggregation_mode=TOKEN), frames)
     words = {w.text.strip().lower(): w.pts / 1e9 for w in of(down, TTSTextFrame)}

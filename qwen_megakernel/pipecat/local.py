@@ -67,7 +67,7 @@ class MegakernelTTSService(SpeechService):
         self,
         *,
         engine: TTSEngine | None = None,
-        model: str | None = None,
+        model: str = DEFAULT_MODEL,
         engine_options: EngineArguments | None = None,
         chunk_frames: int | Sequence[int] | None = None,
         lexicon: Lexicon | None = None,
@@ -79,7 +79,7 @@ class MegakernelTTSService(SpeechService):
 
         Args:
             engine: The caller's own, which the caller closes. None: the process's engine for `model`.
-            model: Folder in the published layout, hub id, or "demo". None: the engine's, or "demo".
+            model: Folder in the published layout, hub id, or "demo".
             engine_options: Fields of `EngineOptions`, such as device or max_streams. Services with the same model and
                 options share an engine.
             chunk_frames: The setting of this name, unless `settings` have it.
@@ -94,21 +94,20 @@ class MegakernelTTSService(SpeechService):
                 the model is not on this machine yet, `setup` checks.
             TypeError: an argument that neither this service nor `TTSService` has.
         """
-        if engine and (engine_options or model is not None and not _same_model(model, engine.model)):
+        if engine and (engine_options or model not in (DEFAULT_MODEL, engine.model)):
             raise RequestError(
                 f"the engine is loaded already, with {engine.model!r}: leave model and engine_options out, or leave "
                 "engine out"
             )
-        loads = engine.model if engine else DEFAULT_MODEL if model is None else str(model)
-        store = self.Settings.unset(loads)
+        store = self.Settings.unset(engine.model if engine else str(model))
         if settings is not None:
             named = settings.model if is_given(settings.model) else None
             if named is not None and not _same_model(named, store.model):
-                if engine or model is not None:
+                if engine or model != DEFAULT_MODEL:
                     raise RequestError(
                         f"settings name the model {named!r}, but the service has {store.model!r}: name one model only"
                     )
-                store.model = loads = str(named)
+                store.model = model = str(named)
             resolved = store.model
             store.apply_update(settings)
             store.model = resolved
@@ -117,7 +116,7 @@ class MegakernelTTSService(SpeechService):
         super().__init__(trim_leading_silence=trim_leading_silence, settings=store, **kwargs)
         self._engine = engine
         self._given_engine = engine
-        self._model = loads
+        self._model = str(model)
         self._engine_options = EngineArguments(**(engine_options or {}))
         self._conversation = Conversation()
         self._executor: ThreadPoolExecutor | None = None  # while a pipeline runs
