@@ -180,21 +180,21 @@ $(VENV)/bin/python:
 
 # What a stamp stands for: the demo, the demo as a voice bot, development (which covers both), Ray.
 $(VENV)/.installed-demo: pyproject.toml constraints.txt constraints-cpu.txt | $(VENV)/bin/python
-	$(PINNED) $(BIN)/python $(INSTALL) -e ".[pipecat]"
+	$(PINNED) $(BIN)/python $(INSTALL) -e packages/spoken-text -e ".[pipecat]"
 	@touch $@
 
 $(VENV)/.installed-bot: pyproject.toml constraints.txt constraints-cpu.txt | $(VENV)/bin/python
-	$(PINNED) $(BIN)/python $(INSTALL) -e ".[bot]"
+	$(PINNED) $(BIN)/python $(INSTALL) -e packages/spoken-text -e ".[bot]"
 	@touch $@ $(VENV)/.installed-demo
 
 $(VENV)/.installed: pyproject.toml constraints.txt constraints-cpu.txt | $(VENV)/bin/python
-	$(PINNED) $(BIN)/python $(INSTALL) -e ".[dev]"
+	$(PINNED) $(BIN)/python $(INSTALL) -e packages/spoken-text -e ".[dev]"
 	@# Tests start many processes. Some package holds a file for a newer Python, which does not compile.
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $@ $(VENV)/.installed-demo $(VENV)/.installed-bot
 
 $(VENV)/.installed-ray: $(VENV)/.installed
-	$(PINNED) $(BIN)/python $(INSTALL) -e ".[ray]"
+	$(PINNED) $(BIN)/python $(INSTALL) -e packages/spoken-text -e ".[ray]"
 	@touch $@
 
 # The oldest Pipecat asks for older versions of two packages than the tested ones.
@@ -202,13 +202,13 @@ $(COMPAT)/.installed: pyproject.toml constraints.txt constraints-cpu.txt Makefil
 	$(PYTHON) -m venv $(COMPAT)
 	grep -Ev "^(pipecat-ai|pillow|onnxruntime)==" constraints.txt > $(COMPAT)/constraints.txt
 	PIP_CONSTRAINT="$(COMPAT)/constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=constraints.txt \
-		$(COMPAT)/bin/python $(INSTALL) "pipecat-ai==$(OLDEST_PIPECAT)" -e ".[dev]"
+		$(COMPAT)/bin/python $(INSTALL) "pipecat-ai==$(OLDEST_PIPECAT)" -e packages/spoken-text -e ".[dev]"
 	@touch $@
 
 # Its versions are those of the clients: they ask for newer ones of some packages than the tested ones.
 $(CLIENTS)/.installed: pyproject.toml constraints-cpu.txt Makefile
 	$(PYTHON) -m venv $(CLIENTS)
-	PIP_CONSTRAINT="$(CPU_TORCH)" $(CLIENTS)/bin/python $(INSTALL) -e ".[test-clients]"
+	PIP_CONSTRAINT="$(CPU_TORCH)" $(CLIENTS)/bin/python $(INSTALL) -e packages/spoken-text -e ".[test-clients]"
 	command -v npm > /dev/null && npm install --silent --prefix $(CLIENTS) openai@6 || echo "no npm: OpenAI's Node client is not tested"
 	@touch $@
 
@@ -216,7 +216,7 @@ $(CLIENTS)/.installed: pyproject.toml constraints-cpu.txt Makefile
 $(ORACLE)/.installed: pyproject.toml Makefile
 	$(PYTHON) -m venv $(ORACLE)
 	$(ORACLE)/bin/python $(INSTALL) torch==2.13.0 transformers==5.15.1 \
-		librosa einops accelerate onnxruntime peft==0.21.2 -e .
+		librosa einops accelerate onnxruntime peft==0.21.2 -e packages/spoken-text -e .
 	$(ORACLE)/bin/python $(INSTALL) --no-deps qwen-tts-hf==0.1.1.post1
 	@touch $@
 

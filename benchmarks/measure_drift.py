@@ -34,7 +34,7 @@ from loudness import integrated_loudness
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.choices import DEMO
-from qwen_megakernel.text.cutting import split_evenly
+from spoken_text.cutting import split_evenly
 
 SENTENCES = Path(__file__).parents[1] / "tools" / "demo_voice" / "sent50.txt"
 WINDOW_S, HOP_S = 0.04, 0.02

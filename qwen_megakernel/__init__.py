@@ -25,24 +25,24 @@ if TYPE_CHECKING:  # for type checkers "X as X" is public; they see no `__getatt
     from qwen_megakernel.engine.utterance import Utterance as Utterance
     from qwen_megakernel.model.voice import Voice as Voice
     from qwen_megakernel.speech.engine import TTSEngine as TTSEngine
-    from qwen_megakernel.text.front_end import TextFrontEnd as TextFrontEnd
-    from qwen_megakernel.text.lexicon import Lexicon as Lexicon
-    from qwen_megakernel.text.pauses import Pause as Pause
+    from spoken_text.front_end import TextFrontEnd as TextFrontEnd
+    from spoken_text.lexicon import Lexicon as Lexicon
+    from spoken_text.pauses import Pause as Pause
 else:
     _MODULES = {
-        "Audio": "engine.audio",
-        "Chunk": "engine.audio",
-        "ChunkStream": "engine.utterance",
-        "EngineArguments": "engine.options",
-        "EngineOptions": "engine.options",
-        "Lexicon": "text.lexicon",
-        "Pause": "text.pauses",
-        "SamplingParams": "checkpoint.config",
-        "TTSEngine": "speech.engine",
-        "TextFrontEnd": "text.front_end",
-        "Timings": "engine.audio",
-        "Utterance": "engine.utterance",
-        "Voice": "model.voice",
+        "Audio": ".engine.audio",
+        "Chunk": ".engine.audio",
+        "ChunkStream": ".engine.utterance",
+        "EngineArguments": ".engine.options",
+        "EngineOptions": ".engine.options",
+        "Lexicon": "spoken_text.lexicon",
+        "Pause": "spoken_text.pauses",
+        "SamplingParams": ".checkpoint.config",
+        "TTSEngine": ".speech.engine",
+        "TextFrontEnd": "spoken_text.front_end",
+        "Timings": ".engine.audio",
+        "Utterance": ".engine.utterance",
+        "Voice": ".model.voice",
     }
     _ERRORS = [name for name, value in globals().items() if isinstance(value, type)]  # what is here already
     __all__ = sorted([*_MODULES, *_ERRORS])
@@ -50,7 +50,7 @@ else:
     def __getattr__(name: str):
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        value = getattr(import_module(_MODULES[name], __name__), name)
         globals()[name] = value  # from now on found without this function
         return value
 

@@ -6,6 +6,8 @@ Help needs no more than this module and the tables of options, so it is there be
 from collections.abc import Collection
 
 from qwen_megakernel.errors import BackendError
+from spoken_text.choices import LONGEST_PAUSE_S as LONGEST_PAUSE_S
+from spoken_text.choices import NORMALIZE as NORMALIZE
 
 DEMO = "demo"
 DEMO_NOTICE = "a tiny English voice for trying things out; use --model for a full-size one"
@@ -37,8 +39,6 @@ TRIMS = ("none", "start", "end", "both")  # where silence may be cut
 LONGEST_S = 2.0  # seconds of silence that may be left there at most
 SLOWEST, FASTEST = 0.25, 4.0
 """Times as fast as the model speaks. A frame of 80 ms then always yields sound: a hop takes 3 to 50 ms of it."""
-NORMALIZE = ("off", "auto")  # the values of `normalize`
-LONGEST_PAUSE_S = 10.0
 MOST_CHUNK = 100_000  # frames
 
 FORMATS = {

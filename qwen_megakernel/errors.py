@@ -25,11 +25,15 @@
     └── KernelFault                a wait inside the kernel outlasted its limit; the context lives, `recover()`
 
 Messages say what was expected, what came, and what to do.
+Those about text come from spoken_text, which raises them too.
 """
 
-
-class TTSError(Exception):
-    """Base of every error of this package."""
+from spoken_text.errors import LanguageError as LanguageError
+from spoken_text.errors import NoWordsError as NoWordsError
+from spoken_text.errors import RequestError as RequestError
+from spoken_text.errors import TextError as TextError
+from spoken_text.errors import TextTooLongError as TextTooLongError
+from spoken_text.errors import TTSError as TTSError
 
 
 class CheckpointError(TTSError):
@@ -48,40 +52,12 @@ class OutOfMemoryError(BackendError):
     """The model and its slots do not fit into the device's memory."""
 
 
-class RequestError(TTSError, ValueError):
-    """A request that the engine refuses. It uses no resources and harms no other request.
-
-    Attributes:
-        field: the wrong option, as the caller named it; None: it is not known, or there are several.
-    """
-
-    def __init__(self, *words: object, field: str | None = None):
-        super().__init__(*words)
-        self.field = field
-
-
-class TextError(RequestError):
-    """Text that cannot be spoken."""
-
-
-class NoWordsError(TextError):
-    """Text that has nothing to speak."""
-
-
-class TextTooLongError(TextError):
-    """The text cannot fit into one slot."""
-
-
 class TextEndedError(TextError):
     """A piece of text that came after the end of its utterance's text."""
 
 
 class SpeakerError(RequestError):
     """A speaker the checkpoint does not have."""
-
-
-class LanguageError(RequestError):
-    """A language the checkpoint does not have."""
 
 
 class InstructError(RequestError):

@@ -41,9 +41,9 @@ from qwen_megakernel.commands.book_source import read_source
 from qwen_megakernel.commands.manifest import Manifest
 from qwen_megakernel.model.audio_file import check_file, read_file
 from qwen_megakernel.model.voice import Voice, VoiceEncoder
-from qwen_megakernel.text import lexicon
 from qwen_megakernel.trust import verdicts
 from qwen_megakernel.trust.verdicts import FramePart, Key, Part, Verdict
+from spoken_text import lexicon
 
 
 @contextlib.contextmanager

@@ -29,8 +29,8 @@ from qwen_megakernel.commands.output import SpeechFile
 from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.speech import encoders
-from qwen_megakernel.text.cutting import sentences_of, split_evenly
-from qwen_megakernel.text.front_end import TextFrontEnd
+from spoken_text.cutting import sentences_of, split_evenly
+from spoken_text.front_end import TextFrontEnd
 
 pytestmark = pytest.mark.usefixtures("loads_once")
 

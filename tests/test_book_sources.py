@@ -26,7 +26,7 @@ from qwen_megakernel.commands.front_matter import split_front_matter
 from qwen_megakernel.commands.output import SpeechFile
 from qwen_megakernel.commands.text_bytes import decoded
 from qwen_megakernel.commands.written import with_written
-from qwen_megakernel.text.front_end import TextFrontEnd
+from spoken_text.front_end import TextFrontEnd
 
 pytestmark = pytest.mark.usefixtures("loads_once")
 

@@ -11,7 +11,7 @@ from qwen_megakernel import TextFrontEnd, TTSEngine
 from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.model import resample
 from qwen_megakernel.speech.encoders import StreamEncoder
-from qwen_megakernel.text import front_end
+from spoken_text import front_end
 
 HERE = tuple(extra for extra in licences.EXTRAS if extra != "ray")
 """The extras of the environment that tests run in."""

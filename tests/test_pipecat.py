@@ -65,8 +65,8 @@ from qwen_megakernel.pipecat.service import ServiceArguments
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.speech.rates import SpeechRates
 from qwen_megakernel.speech.words import is_unspaced, words_of
-from qwen_megakernel.text.lexicon import Lexicon
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
+from spoken_text.lexicon import Lexicon
 
 Settings = MegakernelTTSService.Settings
 SAVED_VOICE = Voice(torch.zeros(8), None, None, "0")

@@ -14,7 +14,6 @@ from dataclasses import fields
 from importlib import import_module, metadata
 from pathlib import Path
 
-import pipecat_qwen_megakernel as package
 import pytest
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
@@ -24,6 +23,7 @@ from pipecat.processors.filters.identity_filter import IdentityFilter
 from test_pipecat_transports import load_script
 from test_prose import sentences, words
 
+import pipecat_qwen_megakernel as package
 import qwen_megakernel
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.speech.options import options_of

@@ -16,8 +16,8 @@ from qwen_megakernel.model.turn_text import Turn, TurnText
 from qwen_megakernel.speech.events import Ended, Words
 from qwen_megakernel.speech.session import FLUSH, SpeechSession
 from qwen_megakernel.speech.words import SpeechRate
-from qwen_megakernel.text.front_end import TextFrontEnd
-from qwen_megakernel.text.spoken_text import SpokenText
+from spoken_text.front_end import TextFrontEnd
+from spoken_text.spoken_text import SpokenText
 
 WHOLE = SimpleNamespace(finish_reason="eos", duration_s=0.5, compute_s=0.1)
 REQUEST = SimpleNamespace(seed=5, retries=0, lenient=False, capped=False, normalizes=False)

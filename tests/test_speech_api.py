@@ -42,7 +42,7 @@ from qwen_megakernel import EngineBusy, TTSEngine, Voice, cli
 from qwen_megakernel.server.bodies import SPEECH
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.speech import encoders
-from qwen_megakernel.text.lexicon import Lexicon
+from spoken_text.lexicon import Lexicon
 
 BATCH, VOICES = f"{SPEECH}/batch", "/v1/voices"
 SLOTS = 4

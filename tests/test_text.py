@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
 from qwen_megakernel.errors import CheckpointError, RequestError, TextTooLongError
 from qwen_megakernel.model.text import TextTokenizer
-from qwen_megakernel.text.cutting import split_sentences, split_to_fit
+from spoken_text.cutting import split_sentences, split_to_fit
 
 ALPHABETS = (
     "abc XYZ theHelloWorld iPhone's don't WE'LL 'S\t\n\r\n  0123456789.,;:!?/-()\"“”…",

@@ -18,7 +18,7 @@ from waiting import PATIENCE_S, until_in_loop
 from qwen_megakernel import EngineBusy, NoWordsError, SamplingParams, TextError, TTSEngine
 from qwen_megakernel.model.turn_text import CLAUSE_FROM, SENTENCE_FROM, TurnText
 from qwen_megakernel.speech.session import SpeechSession
-from qwen_megakernel.text.lexicon import Lexicon
+from spoken_text.lexicon import Lexicon
 
 WORDS = (*'Hello there and it is fine 3.5 Dr. so, well; end. right." 你好 。 ，'.split(), "\n\n")
 texts = st.lists(st.sampled_from(WORDS), max_size=60).map(" ".join)

@@ -16,6 +16,7 @@ from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.speech import rates
 from qwen_megakernel.speech.rates import SpeechRates
 from qwen_megakernel.speech.words import GUESS, SpeechRate, WordTimes, weight, words_of
+from spoken_text.normalize import Silence
 
 RATE = 24000
 TEXT = "We looked for it everywhere, but nobody knew. Then Ada found the key, and all of us went home. Was it late?"
@@ -156,6 +157,17 @@ def test_a_slow_writer_leaves_no_word_untold(rng):
     waits = times.due()
     times.flush()
     assert len(waits) < 3 and [at for _, at in waits + times.due()] == pytest.approx(starts, abs=0.02)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 7, 100])
+def test_words_that_are_left_out_take_no_time(cut):
+    text = "<think>One two three four five. Six seven.</think> Hello there."
+    times = WordTimes(SpeechRate(), silence=Silence())
+    for start in range(0, len(text), cut):
+        times.add(text[start : start + cut])
+    times.hear(np.full(48000, 0.1, np.float32), 24000)
+    said = dict(times.finish())
+    assert said["two"] == said["six" if "six" in said else "Six"] < 0.8 < said["there."]
 
 
 def test_a_part_that_is_whole_ends_with_a_word(rng):

@@ -1,5 +1,5 @@
 """The tables of docs/licences.md, from what the installed packages say of themselves: `python tools/licences.py` writes
-them. It needs an environment with every extra: `pip install -e ".[bot,serve,wyoming,ray]"`."""
+them. It needs an environment with every extra: `pip install -e packages/spoken-text -e ".[bot,serve,wyoming,ray]"`."""
 
 import re
 from importlib.metadata import Distribution, PackageNotFoundError, distribution

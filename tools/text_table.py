@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "packages" / "spoken-text" / "tests"
 PAGE = ROOT / "docs" / "text.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end -->"
 LONGEST = 44  # characters of a text; longer ones make the table wide
@@ -14,8 +15,8 @@ OTHERS = ("agreement", "case", "counter", "date", "Ordnungszahl")
 
 def rows() -> list[tuple[str, str, str, str]]:
     """The rows of all tests of numbers: their kind, the language, what is written and what is read."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    names = sorted(path.stem for path in (ROOT / "tests").glob("test_text_numbers*.py"))
+    sys.path.insert(0, str(TESTS))
+    names = sorted(path.stem for path in TESTS.glob("test_text_numbers*.py"))
     found = [*importlib.import_module("test_text_rules").NUMBERS]
     for name in names:
         found += importlib.import_module(name).ROWS

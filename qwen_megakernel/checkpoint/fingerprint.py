@@ -13,7 +13,7 @@ from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.json_object import MOST_CONFIG_BYTES
 from qwen_megakernel.checkpoint.stored import Where
 from qwen_megakernel.errors import CheckpointError
-from qwen_megakernel.files import read_file
+from spoken_text.files import read_file
 
 _HEX = 16  # digits of each part
 _TALKER = ("talker.model.norm.weight", "talker.model.codec_embedding.weight")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qwen_megakernel.errors import CheckpointError
-from qwen_megakernel.files import open_file, read_file
+from spoken_text.files import open_file, read_file
 
 MOST, MOST_LAYERS, MOST_LISTED = 2**24, 1024, 16
 """Limits for a checkpoint: the largest dim, the largest count of layers or the like, the longest list of sizes. They

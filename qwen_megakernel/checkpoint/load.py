@@ -29,7 +29,7 @@ from qwen_megakernel.checkpoint.stored import INDEX, Headers, Where, read_tensor
 from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, expected_tensors, talker_tensors
 from qwen_megakernel.choices import DEMO, PUBLISHED
 from qwen_megakernel.errors import CheckpointError, CheckpointNotFoundError
-from qwen_megakernel.files import read_file
+from spoken_text.files import read_file
 
 log = logging.getLogger(__name__)
 

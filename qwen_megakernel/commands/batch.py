@@ -39,7 +39,7 @@ from qwen_megakernel.speech.mapping import SILENTLY, say
 from qwen_megakernel.speech.options import RequestOptions, options_of
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.retries import ended_badly
-from qwen_megakernel.text.lexicon import lexicon_text
+from spoken_text.lexicon import lexicon_text
 
 _SHOWN = 20  # failed lines to print at the end; the manifest has them all
 _WAIT_S = 3600.0  # for a slot; nobody listens, so waiting is fine

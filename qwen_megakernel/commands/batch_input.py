@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from qwen_megakernel.errors import RequestError
-from qwen_megakernel.files import open_file
 from qwen_megakernel.speech.options import Option, RequestOptions, options_of, read_options, table
+from spoken_text.files import open_file
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".txt": "text"}
 """Ending of an input's name -> its format."""

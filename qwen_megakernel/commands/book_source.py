@@ -11,7 +11,7 @@ from qwen_megakernel.commands.epub import MOST_BYTES, Epub
 from qwen_megakernel.commands.front_matter import split_front_matter
 from qwen_megakernel.commands.text_bytes import HEAD, check_text, decoded
 from qwen_megakernel.errors import RequestError
-from qwen_megakernel.files import UnfitFile, open_file, read_most
+from spoken_text.files import UnfitFile, open_file, read_most
 
 
 @dataclass(frozen=True)

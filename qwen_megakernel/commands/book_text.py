@@ -8,9 +8,9 @@ from enum import IntEnum
 from qwen_megakernel.commands.book_lines import Line, Markdown, with_footnotes
 from qwen_megakernel.commands.written import with_written
 from qwen_megakernel.errors import SpeakerError, TextError
-from qwen_megakernel.text.cutting import ends_with_mark, split_evenly
-from qwen_megakernel.text.front_end import TextFrontEnd
-from qwen_megakernel.text.pauses import Pause
+from spoken_text.cutting import ends_with_mark, split_evenly
+from spoken_text.front_end import TextFrontEnd
+from spoken_text.pauses import Pause
 
 MAX_PIECE_CHARS = 300  # longer text is spoken in pieces cut at sentence ends
 

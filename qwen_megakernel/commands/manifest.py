@@ -15,7 +15,7 @@ from qwen_megakernel.choices import MANIFEST
 from qwen_megakernel.commands.batch_input import check_id
 from qwen_megakernel.commands.output import new_file
 from qwen_megakernel.errors import RequestError
-from qwen_megakernel.files import open_descriptor
+from spoken_text.files import open_descriptor
 
 _LONGEST = 2**22  # bytes of a line; an error may quote a line of the input
 

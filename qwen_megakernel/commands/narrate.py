@@ -22,7 +22,7 @@ from qwen_megakernel.speech.options import TRIM_TO_S
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.retries import say_well
 from qwen_megakernel.speech.words import SpeechRate, weight, words_of
-from qwen_megakernel.text.spoken_text import SpokenText
+from spoken_text.spoken_text import SpokenText
 
 HIGHEST_PEAK = 10 ** (-1 / 20)  # -1 dBFS: some decoders of compressed sound clip louder peaks
 

@@ -17,6 +17,7 @@ from qwen_megakernel.choices import (
     DEMO,
     DEMO_NOTICE,
     ENDINGS,
+    LONGEST_PAUSE_S,
     OUT,
     PARTS,
     PLAYERS,
@@ -35,7 +36,6 @@ WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads
 WEIGHTS_HELP = f"{WEIGHTS_CHOICES} (docs/fp8.md); default: as the checkpoint has them"
 
 SENTENCE_S = 0.45  # about the model's own pause between sentences
-_LONGEST_PAUSE_S = 10.0
 _QUIETEST, _LOUDEST = -40.0, -5.0  # LUFS
 
 OPENAI_NAMES = "openai"
@@ -123,12 +123,12 @@ def pauses_of(text: str) -> Pauses:
         seconds = [float(part) for part in text.split(",")]
     except ValueError:
         seconds = []
-    if not 1 <= len(seconds) <= 3 or not all(0 <= s <= _LONGEST_PAUSE_S for s in seconds):
+    if not 1 <= len(seconds) <= 3 or not all(0 <= s <= LONGEST_PAUSE_S for s in seconds):
         raise argparse.ArgumentTypeError(
-            f"expected one to three seconds from 0 to {_LONGEST_PAUSE_S:g}, such as 0.45,0.9,1.8, got {text!r}"
+            f"expected one to three seconds from 0 to {LONGEST_PAUSE_S:g}, such as 0.45,0.9,1.8, got {text!r}"
         )
     while len(seconds) < 3:
-        seconds.append(min(_LONGEST_PAUSE_S, 2 * seconds[-1]))
+        seconds.append(min(LONGEST_PAUSE_S, 2 * seconds[-1]))
     return Pauses(seconds[0] / 3, *seconds)
 
 

@@ -14,7 +14,6 @@ from itertools import islice
 from pathlib import Path
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.checkpoint.languages import find_language, listed
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.choices import DEMO, DEMO_NOTICE, OUT
 from qwen_megakernel.commands.book_files import BookFiles, Place, check_subtitles, numbered, tags_of
@@ -37,10 +36,11 @@ from qwen_megakernel.model.conditioning import AUTO
 from qwen_megakernel.model.voice import Voice, text_of
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
-from qwen_megakernel.text.cutting import split_evenly
-from qwen_megakernel.text.finder import Candidates, Conversation, language_of
-from qwen_megakernel.text.front_end import TextFrontEnd
-from qwen_megakernel.text.spoken_text import SpokenText
+from spoken_text.cutting import split_evenly
+from spoken_text.finder import Candidates, Conversation, language_of
+from spoken_text.front_end import TextFrontEnd
+from spoken_text.languages import find_language, listed
+from spoken_text.spoken_text import SpokenText
 
 log = logging.getLogger(__name__)
 

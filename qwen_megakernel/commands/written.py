@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import accumulate, pairwise
 
-from qwen_megakernel.text.cutting import sentences_of
-from qwen_megakernel.text.pauses import Pause
+from spoken_text.cutting import sentences_of
+from spoken_text.pauses import Pause
 
 # A word, or one Chinese or Japanese character with the marks behind it.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff][^\w\s]*|[^\s\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]+")

@@ -9,7 +9,7 @@ from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.errors import RequestError, TextEndedError, TextError
-from qwen_megakernel.text.cutting import check_unicode
+from spoken_text.cutting import check_unicode
 
 
 class Utterance:

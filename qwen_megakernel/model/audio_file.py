@@ -15,7 +15,7 @@ import numpy as np
 import soundfile
 
 from qwen_megakernel.errors import AudioError
-from qwen_megakernel.files import UnfitFile, open_descriptor
+from spoken_text.files import UnfitFile, open_descriptor
 
 if TYPE_CHECKING:
     from av import AudioFrame

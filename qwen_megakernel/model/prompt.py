@@ -26,14 +26,14 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.checkpoint.languages import find_language, spellings_of
 from qwen_megakernel.choices import KEPT_VOICES
 from qwen_megakernel.errors import CheckpointError, NoWordsError, SpeakerError, TextError, TextTooLongError
 from qwen_megakernel.model.conditioning import AUTO, UNCONDITIONED, Conditioning
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.turn_text import TurnText
-from qwen_megakernel.text.cutting import split_to_fit
+from spoken_text.cutting import split_to_fit
+from spoken_text.languages import find_language, spellings_of
 
 FRAMES_A_TOKEN = 5
 """Frames of speech per token for which `PromptBuilder.pieces` leaves room. The demo voice takes 2 to 4 in any language

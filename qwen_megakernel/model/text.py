@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from qwen_megakernel.checkpoint.json_object import MOST_TABLE_BYTES, read_json, read_text
 from qwen_megakernel.errors import CheckpointError
 from qwen_megakernel.model.folding import FOLDS, FoldedPieces, Folding, joins
-from qwen_megakernel.text.cutting import bytes_of, check_unicode
+from spoken_text.cutting import bytes_of, check_unicode
 
 _QWEN2_PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"  # English contractions

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable
 
-from qwen_megakernel.text.cutting import bytes_of
-from qwen_megakernel.text.front_end import Reading, TextFrontEnd
-from qwen_megakernel.text.pauses import Pause
+from spoken_text.cutting import bytes_of
+from spoken_text.front_end import Reading, TextFrontEnd
+from spoken_text.pauses import Pause
 
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u3000-\u303f\uff00-\uff65]")  # Chinese, Japanese
 _SENTENCE = re.compile(r"[.!?…][\"'”’)\]]?\s+$|[。！？；][”’」』）]*\s*$|\n\s*\n\s*$")

@@ -31,10 +31,10 @@ from qwen_megakernel.checkpoint.config import SpeakerEncoderConfig
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.choices import PUBLISHED
 from qwen_megakernel.errors import AudioError, CheckpointError, RequestError, TTSError, VoiceError
-from qwen_megakernel.files import size_of_file
 from qwen_megakernel.model.audio_file import MAX_SECONDS, check_file
 from qwen_megakernel.model.recording import Recording, RefAudio, load_recording
-from qwen_megakernel.text.cutting import check_unicode
+from spoken_text.cutting import check_unicode
+from spoken_text.files import size_of_file
 
 log = logging.getLogger(__name__)
 

@@ -32,9 +32,9 @@ from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.events import Ended
 from qwen_megakernel.speech.request import SpeechRequest, foreign_hint
 from qwen_megakernel.speech.session import SpeechSession
-from qwen_megakernel.text.finder import Conversation
-from qwen_megakernel.text.front_end import Reading
-from qwen_megakernel.text.lexicon import Lexicon
+from spoken_text.finder import Conversation
+from spoken_text.front_end import Reading
+from spoken_text.lexicon import Lexicon
 
 DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice"
 

@@ -22,7 +22,6 @@ from pipecat.services.websocket_service import WebsocketService
 from pipecat.utils.errors import ErrorCategory, classify_http_exception
 from websockets.exceptions import InvalidStatus, WebSocketException
 
-from qwen_megakernel.checkpoint.languages import spellings_of
 from qwen_megakernel.errors import (
     EngineBusy,
     EngineClosed,
@@ -38,6 +37,7 @@ from qwen_megakernel.pipecat.service import ServiceArguments, SpeechService
 from qwen_megakernel.pipecat.settings import SpeechSettings, check_names
 from qwen_megakernel.speech.events import Ended
 from qwen_megakernel.speech.options import options_of
+from spoken_text.languages import spellings_of
 
 _FORMAT = "pcm_s16le"
 _CONNECT_S = 5.0  # for the handshake and the server's first message; a pipeline's set-up may take 20 s in total

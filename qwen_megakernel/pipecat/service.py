@@ -27,13 +27,13 @@ from pipecat.utils.text.base_text_filter import BaseTextFilter
 from pipecat.utils.tracing.service_decorators import traced_tts
 from pipecat.utils.types import NOT_GIVEN, is_given
 
-from qwen_megakernel.checkpoint.languages import NAMES, primary_subtag
 from qwen_megakernel.errors import EngineBusy, RequestError
 from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat.settings import SpeechSettings
 from qwen_megakernel.pipecat.turns import BARE, TurnService
 from qwen_megakernel.speech.events import Ended
 from qwen_megakernel.speech.options import RequestOptions
+from spoken_text.languages import NAMES, primary_subtag
 
 
 class ServiceArguments(TypedDict, total=False):

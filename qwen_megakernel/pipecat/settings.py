@@ -8,10 +8,10 @@ from pipecat.services.settings import TTSSettings
 from pipecat.transcriptions.language import Language
 from pipecat.utils.types import NOT_GIVEN, NotGiven
 
-from qwen_megakernel.checkpoint.languages import find_language
 from qwen_megakernel.errors import LanguageError, RequestError, SpeakerError
 from qwen_megakernel.speech.options import RequestOptions, options_of, read_options
-from qwen_megakernel.text.lexicon import Lexicon
+from spoken_text.languages import find_language
+from spoken_text.lexicon import Lexicon
 
 OPTIONS = options_of("pipecat")
 

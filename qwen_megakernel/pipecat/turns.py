@@ -39,7 +39,7 @@ from pipecat.utils.context.audio_context_manager import AudioContextManager
 
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.pipecat.audio_context import AudioContext
-from qwen_megakernel.text.sentence import LONGEST_END, STALL_S, ends_sentence
+from spoken_text.sentence import LONGEST_END, STALL_S, ends_sentence
 
 _LONGEST_STALL_S = 10.0
 """Seconds without text and sound after which a turn's context is closed, so that Pipecat is told that the bot has

@@ -21,7 +21,7 @@ from qwen_megakernel.speech.encoders import MEDIA, StreamEncoder
 from qwen_megakernel.speech.events import Ended, Sound, Words
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
-from qwen_megakernel.text.finder import Conversation
+from spoken_text.finder import Conversation
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from qwen_megakernel.server.process import is_loopback, load_for_good
 from qwen_megakernel.server.refusals import error_response
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.speech.options import read_options
-from qwen_megakernel.text.lexicon import Lexicon
+from spoken_text.lexicon import Lexicon
 
 log = logging.getLogger(__name__)
 

@@ -33,8 +33,8 @@ from qwen_megakernel.speech.request import SpeechRequest, foreign_hint
 from qwen_megakernel.speech.saved_voices import DEFAULT_VOICE, SavedVoices
 from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.speech.shared import warm_up
-from qwen_megakernel.text import finder
-from qwen_megakernel.text.finder import Candidates
+from spoken_text import finder
+from spoken_text.finder import Candidates
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from qwen_megakernel.server.socket_line import (
 )
 from qwen_megakernel.server.stream_config import RefusedMessage, SessionConfig, check_fields, read_config, string_of
 from qwen_megakernel.server.stream_speech import REMEDY, StreamSpeech
-from qwen_megakernel.text.finder import Conversation
+from spoken_text.finder import Conversation
 
 log = logging.getLogger(__name__)
 

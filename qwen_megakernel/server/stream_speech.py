@@ -14,7 +14,7 @@ from qwen_megakernel.server.stream_config import RefusedMessage, SessionConfig
 from qwen_megakernel.server.word_times import TimedWord, WordEnds, alignment
 from qwen_megakernel.speech.encoders import StreamEncoder
 from qwen_megakernel.speech.events import Ended, Sound, Words
-from qwen_megakernel.text.finder import Conversation
+from spoken_text.finder import Conversation
 
 REMEDY = "send input.done, or text sooner"
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 
 from qwen_megakernel.errors import SpeakerError, TextError
-from qwen_megakernel.text.stage import has_words
+from spoken_text.stage import has_words
 
 _NAME = re.compile(r"(?<!\\)\[(voice:)?[ \t]*([^\W\d][\w-]{0,63})[ \t]*\][ \t]*", re.I)
 _PAUSES = re.compile(r"\[pause[^\]]*\]|<[^>]*>", re.I)

@@ -28,8 +28,8 @@ from qwen_megakernel.server.socket_line import (
 from qwen_megakernel.speech.events import Began, Ended, Sound, Words
 from qwen_megakernel.speech.options import MOST_TEXT, options_of, read_options
 from qwen_megakernel.speech.session import FLUSH, Flush, SpeechSession
-from qwen_megakernel.text.finder import Conversation
-from qwen_megakernel.text.front_end import Reading
+from spoken_text.finder import Conversation
+from spoken_text.front_end import Reading
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from wyoming.event import Event
 from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
 
 from qwen_megakernel import __version__
-from qwen_megakernel.checkpoint.languages import codes_of
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_within
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.wyoming_connection import Connection
 from qwen_megakernel.speech.saved_voices import DEFAULT_VOICE
+from spoken_text.languages import codes_of
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from qwen_megakernel.speech.events import Ended, Sound
 from qwen_megakernel.speech.options import read_options
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.session import SpeechSession
-from qwen_megakernel.text.finder import Conversation
+from spoken_text.finder import Conversation
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from wyoming.event import Event
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart
 
 from qwen_megakernel.errors import RequestError, TextError
-from qwen_megakernel.text.cutting import check_unicode
+from spoken_text.cutting import check_unicode
 
 _MAX_NAME = 64  # characters of a voice's or a language's name
 _VOICE = ("name", "speaker", "language")

@@ -14,10 +14,10 @@ from typing import Literal, Protocol
 import numpy as np
 import soundfile
 
-from qwen_megakernel.checkpoint.languages import primary_subtag
 from qwen_megakernel.choices import FORMATS, MPEG4
 from qwen_megakernel.model.pcm import pcm16, wav_header
 from qwen_megakernel.model.resample import resampler
+from spoken_text.languages import primary_subtag
 
 MEDIA = {
     "mp3": "audio/mpeg",
@@ -247,7 +247,7 @@ def _language_code(tag: str) -> str:
     """The ISO 639-3 code of a BCP 47 tag such as "en-GB", as MPEG-4 has it; "" if it is unknown."""
     if not tag:
         return ""
-    import iso639  # imported here, as in `checkpoint/languages.py`: its table takes time to load
+    import iso639  # imported here, as in `languages.py`: its table takes time to load
 
     try:
         return iso639.Language.match(primary_subtag(tag)).part3

@@ -37,9 +37,9 @@ from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.rates import SpeechRates
 from qwen_megakernel.speech.request import RequestChecker, SpeechRequest, check_begun
 from qwen_megakernel.speech.retries import say_well
-from qwen_megakernel.text.front_end import Reading
-from qwen_megakernel.text.spoken_text import SpokenText, spoken_text, spoken_texts
 from qwen_megakernel.trust.selection import Selection
+from spoken_text.front_end import Reading
+from spoken_text.spoken_text import SpokenText, spoken_text, spoken_texts
 
 
 class TTSEngine:

@@ -13,7 +13,7 @@ from qwen_megakernel.speech.jobs import Job, JobResults
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.retries import attempts
-from qwen_megakernel.text.spoken_text import SpokenText
+from spoken_text.spoken_text import SpokenText
 
 
 class Speaker(Protocol):

@@ -23,7 +23,7 @@ from qwen_megakernel.errors import InstructError, LanguageError, RequestError, S
 if TYPE_CHECKING:
     from qwen_megakernel.checkpoint.config import SamplingParams
     from qwen_megakernel.model.voice import Voice
-    from qwen_megakernel.text.lexicon import Lexicon
+    from spoken_text.lexicon import Lexicon
 else:
     SamplingParams = Voice = Lexicon = object  # their modules need numpy, torch and num2words
 
@@ -71,13 +71,13 @@ def _sampling(value: Any, name: str) -> Any:
 
 
 def _lexicon(value: Any, name: str) -> Any:
-    from qwen_megakernel.text.lexicon import Lexicon
+    from spoken_text.lexicon import Lexicon
 
     return _a(Lexicon, value, name)
 
 
 def _load_lexicon(path: str) -> Any:
-    from qwen_megakernel.text.lexicon import Lexicon
+    from spoken_text.lexicon import Lexicon
 
     return Lexicon.load(path)
 

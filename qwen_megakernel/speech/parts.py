@@ -18,10 +18,10 @@ from qwen_megakernel.model.edges import silent_end_s
 from qwen_megakernel.model.turn_text import Turn
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.request import SpeechRequest
-from qwen_megakernel.text.cutting import check_unicode
-from qwen_megakernel.text.front_end import Reading
-from qwen_megakernel.text.pauses import Pause
-from qwen_megakernel.text.spoken_text import SpokenText
+from spoken_text.cutting import check_unicode
+from spoken_text.front_end import Reading
+from spoken_text.pauses import Pause
+from spoken_text.spoken_text import SpokenText
 
 CUT = ("length", "cancelled")
 """Finish reasons after which no further part is said: it would not join what was heard."""

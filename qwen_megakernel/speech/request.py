@@ -22,11 +22,11 @@ from qwen_megakernel.model.edges import FADE_S
 from qwen_megakernel.model.prompt import PromptBuilder
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.speech.options import idle, read_options, table
-from qwen_megakernel.text.cutting import check_unicode
-from qwen_megakernel.text.finder import Conversation
-from qwen_megakernel.text.front_end import Reading, TextFrontEnd
-from qwen_megakernel.text.normalize import Silence
-from qwen_megakernel.text.spoken_text import SpokenText
+from spoken_text.cutting import check_unicode
+from spoken_text.finder import Conversation
+from spoken_text.front_end import Reading, TextFrontEnd
+from spoken_text.normalize import Silence
+from spoken_text.spoken_text import SpokenText
 
 log = logging.getLogger(__name__)
 

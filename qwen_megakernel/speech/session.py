@@ -30,9 +30,9 @@ from qwen_megakernel.speech.parts import CUT, Parts
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.retries import ended_badly, next_seed
 from qwen_megakernel.speech.words import SpeechRate, WordTimes
-from qwen_megakernel.text.front_end import Reading
-from qwen_megakernel.text.sentence import LONGEST_END, STALL_S, ends_sentence
-from qwen_megakernel.text.spoken_text import SpokenText
+from spoken_text.front_end import Reading
+from spoken_text.sentence import LONGEST_END, STALL_S, ends_sentence
+from spoken_text.spoken_text import SpokenText
 
 LONG_STALL_S = 5.0
 """Seconds without text after which a writer within a sentence counts as stalled. The slot is then free for others."""

@@ -17,8 +17,8 @@ import numpy as np
 
 from qwen_megakernel.engine.runaway import is_syllable
 from qwen_megakernel.model.edges import SILENCE
-from qwen_megakernel.text.normalize import Silence
-from qwen_megakernel.text.pauses import Pause, PauseStream
+from spoken_text.normalize import Silence
+from spoken_text.pauses import Pause, PauseStream
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff66-\uff9f"
 # A word with what clings to it, or one Chinese or Japanese character with its marks.

@@ -26,7 +26,8 @@ from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import name_of
 from qwen_megakernel.choices import MODEL_SIZES
 from qwen_megakernel.errors import BackendError
-from qwen_megakernel.files import check_own, own_folder, read_file
+from qwen_megakernel.files import check_own, own_folder
+from spoken_text.files import read_file
 
 log = logging.getLogger(__name__)
 

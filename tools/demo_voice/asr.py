@@ -6,6 +6,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+
 import packages
 
 _decoder = []
@@ -13,7 +14,7 @@ _decoder = []
 
 def words(text):
     """Words in lower case, numbers in words, so that a recogniser may write either."""
-    from qwen_megakernel.text.normalize import NormalizerStream
+    from spoken_text.normalize import NormalizerStream
 
     stream = NormalizerStream("english")
     return re.findall(r"[a-z']+", (stream.push(text) + stream.finish()).lower())

@@ -13,9 +13,10 @@ import types
 
 import numpy as np
 import onnx
-import packages
 import torch
 from onnx import numpy_helper
+
+import packages
 
 HOP, ROUND = 600, 4  # samples of a frame; sentences are lengthened to a multiple of so many frames
 VOCODER = dict(

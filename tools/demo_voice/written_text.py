@@ -13,7 +13,7 @@ import re
 import sys
 import unicodedata
 
-from qwen_megakernel.text.normalize import NormalizerStream
+from spoken_text.normalize import NormalizerStream
 
 QUOTES = [("“", "”")] * 5 + [('"', '"')] * 5 + [("‘", "’"), ("'", "'"), ("«", "»"), ("„", "“")]
 DASHES = [" — "] * 4 + ["—"] * 3 + [" – "] * 2 + [" -- ", " - ", "--"]

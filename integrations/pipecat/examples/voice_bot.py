@@ -14,7 +14,6 @@ QWEN_MEGAKERNEL_TOKEN is the server's token, if it has one.
 import asyncio
 import os
 
-import pipecat_qwen_megakernel as qwen
 from pipecat.audio.vad.silero import SileroVADAnalyzer
 from pipecat.evals.transport import EvalTransportParams
 from pipecat.frames.frames import LLMRunFrame
@@ -28,6 +27,7 @@ from pipecat.services.tts_service import TTSService
 from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
 
+import pipecat_qwen_megakernel as qwen
 from qwen_megakernel import bot_page
 from qwen_megakernel.offline_llm import OfflineLLM
 

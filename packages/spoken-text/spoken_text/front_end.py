@@ -1,0 +1,362 @@
+"""The text front end: pauses, then the normalizer, then the lexicon."""
+
+import copy
+import logging
+import re
+import reprlib
+import types
+from collections.abc import Callable, Sequence
+
+from spoken_text import finder
+from spoken_text.choices import NORMALIZE
+from spoken_text.errors import TextError
+from spoken_text.finder import LONGEST_WAIT, Candidates, Conversation, LanguageFinder
+from spoken_text.lexicon import Lexicon, LexiconStream
+from spoken_text.normalize import NormalizerStream, Silence, is_plain
+from spoken_text.pauses import MARKS, Pause, PauseStream, joined
+from spoken_text.spoken import LANGUAGES, language_name, num2words
+from spoken_text.stage import FIRST_MARK, has_words, is_mark
+
+log = logging.getLogger(__name__)
+
+
+_HALVES = re.compile("[\ud800-\udfff]")
+_AT_MARKS = re.compile(f"([{FIRST_MARK}-\U0010ffff])")
+
+
+def check_normalize(normalize: str) -> None:
+    """Raises TextError for a `normalize` that is not in `NORMALIZE`, and for "auto" without num2words."""
+    if not isinstance(normalize, str) or normalize not in NORMALIZE:
+        raise TextError(f"normalize must be one of {', '.join(NORMALIZE)}, got {reprlib.repr(normalize)}")
+    if normalize == "auto" and num2words is None:
+        raise TextError("normalize='auto' needs the package num2words: pip install num2words, or take normalize='off'")
+
+
+class TextFrontEnd:
+    """Turns written text into what the engine speaks: text, with pauses between."""
+
+    def __init__(
+        self,
+        language: str | None = None,
+        normalize: str = "off",
+        lexicon: Lexicon | None = None,
+        lenient: bool = False,
+        languages: Sequence[str] | None = None,
+    ):
+        """
+        Args:
+            language: a name or a code, such as "german" or "de-AT". None and "auto": the only one of `languages`, else
+                each text's own, which is found at its first clear sentence. Where none is found, numbers stay and a
+                warning says so.
+            normalize: "auto" applies the normalizer. With "off" text stays as it is, and SSML's other tags
+                are an error.
+            lexicon: applied last, to the normalizer's result.
+            lenient: the text is a language model's. What would be an error in it is left out: a tag with a warning,
+                half a character, text without letter or digit.
+            languages: names of those that a text may be in, such as `TTSEngine.languages`. None: all of the
+                normalizer's.
+
+        Raises:
+            TextError: `normalize` has another value, or another argument another type. LanguageError: the same of
+                `language`.
+        """
+        check_normalize(normalize)
+        language_name(language)  # which refuses what is no string
+        _check_type("lexicon", lexicon, Lexicon | None)
+        _check_type("lenient", lenient, bool)
+        self._normalize, self._lexicon, self._lenient = normalize, lexicon, lenient
+        self._candidates = Candidates.of(languages)
+        self._language = finder.sole(languages) if language in (None, "auto") else language
+        self._conversation: Conversation | None = None
+        self._looked_for = False  # the language, in the whole of a text whose parts come now
+        if normalize == "auto" and self._language and language_name(self._language) not in LANGUAGES:
+            finder.tell_unread(self._language)
+
+    @property
+    def changes_text(self) -> bool:
+        """It normalizes, or has a lexicon."""
+        return self._normalize == "auto" or self._lexicon is not None
+
+    @property
+    def _finds(self) -> bool:
+        """Texts are read by their language, which nobody has named."""
+        if self._language or self._looked_for:
+            return False
+        return self._normalize == "auto" or self._lexicon is not None and self._lexicon.has_languages
+
+    def load(self) -> None:
+        """Load what finding a language needs, if anything. It takes a second at its first call in a process, so call
+        it before others wait, and in no event loop. Otherwise the first text does it."""
+        if self._finds:
+            finder.load(self._candidates)
+
+    def in_conversation(self, conversation: Conversation) -> "TextFrontEnd":
+        """The same for texts of one caller. A text whose language cannot be found has that of the text before it."""
+        front_end = copy.copy(self)
+        front_end._conversation = conversation
+        return front_end
+
+    def for_text(self, text: str) -> "TextFrontEnd":
+        """The same for parts of this text, whose language is found once. Raises TextError: it is no text."""
+        _check_type("text", text, str)
+        if not self._finds:
+            return self
+        found = self._finder(True)
+        assert found
+        found.push(text)
+        front_end = copy.copy(self)
+        front_end._language, front_end._looked_for = found.settle(_needs_language(text, self._lexicon)), True
+        return front_end
+
+    def _finder(self, needed: bool) -> LanguageFinder | None:
+        return LanguageFinder(self._candidates, self._conversation) if needed and self._finds else None
+
+    def leaves_alone(self, text: str) -> bool:
+        """Does the text certainly stay as it is? A quick check, true for most texts. Raises TextError: it is none."""
+        _check_type("text", text, str)
+        if self._lexicon and self._may_respell(self._lexicon, text):
+            return False
+        if self._normalize == "auto":
+            return is_plain(text)
+        return MARKS.isdisjoint(text) and not (self._lenient and (has_half_characters(text) or not has_words(text)))
+
+    def whole(self, text: str) -> list[str | Pause]:
+        """Process a whole text. The result is non-empty texts and pauses in order; no two texts are adjacent.
+
+        Raises:
+            TextError: a pause or another tag is refused (`PauseStream`).
+        """
+        _check_type("text", text, str)
+        normalizes, lexicon = self._normalize == "auto" and not is_plain(text), self._lexicon
+        if lexicon and not normalizes and not self._may_respell(lexicon, text):
+            lexicon = None
+        found = self._finder(normalizes or lexicon is not None)
+        stream = TextFrontEndStream(self._language, normalizes, lexicon, self._lenient, found)
+        return joined([*stream.push(text), *stream.finish()])
+
+    def _may_respell(self, lexicon: Lexicon, text: str) -> bool:
+        languages = self._candidates.names if self._finds else (self._language,)
+        return any(lexicon.may_change(text, language) for language in languages)
+
+    def shown(self, text: str) -> list[str | Pause]:
+        """A whole text as a reader sees it: like `whole`, but words and numbers stay as they are written.
+
+        Raises:
+            TextError: as `whole`.
+        """
+        if self._normalize == "auto":
+            stream = TextFrontEndStream(self._language, True, None, self._lenient, reads_aloud=False)
+        else:
+            stream = TextFrontEndStream(self._language, False, None, self._lenient)
+        return joined([*stream.push(text), *stream.finish()])
+
+    def stream(self, after: "TextFrontEndStream | None" = None) -> "TextFrontEndStream":
+        """A stream for one text in pieces.
+
+        Args:
+            after: the stream of the text that this one continues, whose open elements and code blocks go on. It is not
+                used afterwards. None: a text of its own.
+        """
+        _check_type("after", after, TextFrontEndStream | None)
+        normalizes, found = self._normalize == "auto", self._finder(True)
+        stream = TextFrontEndStream(self._language, normalizes, self._lexicon, self._lenient, found)
+        if after:
+            stream.follow(after)
+        return stream
+
+
+def _check_type(name: str, value: object, wanted: type | types.UnionType) -> None:
+    if not isinstance(value, wanted):
+        words = "a string" if wanted is str else getattr(wanted, "__name__", wanted)
+        raise TextError(f"{name} must be {words}, got {type(value).__name__}")
+
+
+def _needs_language(text: str, lexicon: Lexicon | None) -> bool:
+    """Is there something that languages read differently? Not all of it; the rest is no reason for a warning."""
+    return any(map(str.isnumeric, text)) or lexicon is not None and lexicon.has_languages and has_words(text)
+
+
+def has_half_characters(text: str) -> bool:
+    """Are there lone surrogates? A stream of JSON may cut an emoji into two of them."""
+    return _HALVES.search(text) is not None
+
+
+class Reading:
+    """Where the front end is in a text that several utterances speak, such as the sentences of a turn. What one of them
+    leaves open, such as `<think>` or a code block, goes on in the next one."""
+
+    def __init__(self) -> None:
+        self._stream: TextFrontEndStream | None = None
+        self._passed = ""  # the end of text that the stream did not see
+        self.silence = Silence()  # tells which characters of the text, as it was written, are left out
+
+    def go_on(self, front_end: TextFrontEnd) -> "TextFrontEndStream":
+        """The stream for the text that comes next."""
+        self._stream = front_end.stream(after=self._stream)
+        if self._passed:
+            self._stream.pass_over(self._passed)
+            self._passed = ""
+        return self._stream
+
+    def sentence(self, front_end: TextFrontEnd, text: str) -> list[str | Pause]:
+        """Process the next sentence, or several. Empty if there is nothing to speak. Raises TextError: as
+        `TextFrontEnd.whole`."""
+        if (self._stream is None or self._stream.at_rest) and front_end.leaves_alone(text.strip()):
+            self._passed = (self._passed + text)[-LONGEST_WAIT:]  # most sentences: a bot's first audio waits for this
+            return [text]
+        stream = self.go_on(front_end)
+        return joined([*stream.push(text), *stream.settle()])
+
+
+class TextFrontEndStream:
+    """The front end for a text in pieces. However the text is cut, the parts, with adjacent texts joined, are the same
+    as for the whole text. If its language must be found, text is held back until it is."""
+
+    def __init__(
+        self,
+        language: str | None,
+        normalizes: bool,
+        lexicon: Lexicon | None,
+        lenient: bool = False,
+        finder: LanguageFinder | None = None,
+        reads_aloud: bool = True,
+    ):
+        """`finder`: finds the language, if it is not known. `reads_aloud`: the normalizer puts numbers and addresses
+        into words."""
+        self._pauses = PauseStream(refuse_other_tags=not normalizes, lenient=lenient)
+        self._lenient = lenient
+        self._seeks = lenient and not normalizes  # a sentence begins with a word: the normalizer sees to that itself
+        self._sought, self._silent = self._seeks, ""  # no word has come yet; what has come instead
+        self._lexicon = lexicon
+        self._finder = finder
+        self._waits = finder is not None  # for the language
+        self._held: list[str | Pause] = []  # meanwhile
+        self._normalizer = NormalizerStream(language, reads_aloud) if normalizes else None
+        self._words: LexiconStream | None = lexicon.stream(language) if lexicon else None
+
+    def push(self, piece: str) -> list[str | Pause]:
+        """Take a piece, and return the parts that are now final. Raises TextError: a pause or another tag is refused,
+        or `piece` is not a string. The stream is then unusable."""
+        if not isinstance(piece, str):
+            raise TextError(f"text must be a string, got {type(piece).__name__}")
+        if self._lenient and has_half_characters(piece):
+            log.warning("left out half a character")
+            piece = piece.encode("utf-8", "ignore").decode()
+        return self._with_words(self._speak(self._known(self._pauses.push(piece))))
+
+    def finish(self) -> list[str | Pause]:
+        """End the text, and return what was held back. Raises TextError: the text ends within a tag."""
+        return self._end(self._pauses.finish(), NormalizerStream.finish)
+
+    def settle(self) -> list[str | Pause]:
+        """A sentence has ended: return what was held back, but for open links, tags, elements and code blocks."""
+        return self._end(self._pauses.settle(), NormalizerStream.settle)
+
+    def follow(self, before: "TextFrontEndStream") -> None:
+        """Go on within what `before` has left open, and in its language if that had to be found."""
+        self._pauses.follow(before._pauses)
+        if self._normalizer and before._normalizer:
+            self._normalizer.follow(before._normalizer)
+        if self._finder and before._finder:
+            self._finder = before._finder
+            self._begin_if_decided()
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is held back or left open."""
+        return self._pauses.at_rest and not self._held and (self._normalizer is None or self._normalizer.at_rest)
+
+    def pass_over(self, text: str) -> None:
+        """Text that `leaves_alone` came meanwhile. `text` is its end."""
+        if self._normalizer:
+            self._normalizer.pass_over(text)
+        if self._finder:
+            self._finder.push(text)
+            self._begin_if_decided()
+
+    def _known(self, parts: list[str | Pause]) -> list[str | Pause]:
+        """Hold parts back until the language is known. Returns what can be spoken."""
+        if not self._waits:
+            return parts
+        assert self._finder
+        for part in parts:
+            if isinstance(part, Pause):
+                self._finder.pause()
+            else:
+                self._finder.push(part)
+        self._held += parts
+        self._begin_if_decided()
+        return [] if self._waits else self._let_go()
+
+    def _let_go(self) -> list[str | Pause]:
+        held, self._held = self._held, []
+        return held
+
+    def _begin_if_decided(self) -> None:
+        if self._waits and self._finder and self._finder.decided:
+            self._waits = False
+            self._begin(self._finder.language)
+
+    def _begin(self, language: str | None) -> None:
+        """From here on the text is in this language."""
+        if self._normalizer:
+            self._normalizer.read_in(language)
+        if self._lexicon:
+            self._words = self._lexicon.stream(language)
+
+    def _end(self, parts: list[str | Pause], end: Callable[[NormalizerStream], str]) -> list[str | Pause]:
+        """`end`: of the normalizer, which then gives what it holds back."""
+        parts = self._known(parts)
+        if self._waits and self._finder:  # if its language stays unknown, the text behind this may still tell it
+            parts = self._let_go()
+            text = "".join(part for part in parts if isinstance(part, str))
+            self._begin(self._finder.settle(_needs_language(text, self._lexicon)))
+            self._waits = not self._finder.decided
+        parts = self._speak(parts)
+        if self._normalizer:
+            parts += self._look_up(end(self._normalizer))
+        given = self._with_words(parts + ([last] if self._words and (last := self._words.finish()) else []))
+        self._sought, self._silent = self._seeks, ""
+        return given
+
+    def _with_words(self, parts: list[str | Pause]) -> list[str | Pause]:
+        """Hold back a beginning without letter or digit until one comes."""
+        if not self._seeks:
+            return parts
+        given: list[str | Pause] = []
+        for part in parts:
+            if isinstance(part, Pause):
+                self._sought, self._silent = True, ""
+            elif self._sought:
+                part, self._silent = self._silent + part, ""
+                if not has_words(part):
+                    self._silent = part
+                    continue
+                self._sought = False
+            given.append(part)
+        return given
+
+    def _speak(self, parts: list[str | Pause]) -> list[str | Pause]:
+        given: list[str | Pause] = []
+        for part in parts:
+            if not self._normalizer:
+                given += self._look_up(part)
+            elif isinstance(part, str):
+                given += self._look_up(self._normalizer.push(part))
+            else:  # if the normalizer leaves out the text around a pause, it leaves out the pause too
+                mark = chr(ord(FIRST_MARK) + round(part.seconds * 1000))
+                given += self._look_up(self._normalizer.push_mark(mark))
+        return given
+
+    def _look_up(self, part: str | Pause) -> list[str | Pause]:
+        """Turn marks into pauses and look words up in the lexicon, which starts anew after a pause."""
+        if isinstance(part, Pause):
+            last = self._words.finish() if self._words else ""
+            return [last, part] if last else [part]
+        given: list[str | Pause] = []
+        for piece in _AT_MARKS.split(part) if self._normalizer else [part]:
+            if self._normalizer and piece and is_mark(piece):
+                given += self._look_up(Pause((ord(piece) - ord(FIRST_MARK)) / 1000))
+            elif text := self._words.push(piece) if self._words else piece:
+                given.append(text)
+        return given

@@ -1,0 +1,123 @@
+"""Turns text as an LLM or a book writes it into text as a speaker should read it. docs/text.md has the rules."""
+
+import re
+
+from spoken_text.cleaning import Clean, Layout
+from spoken_text.figures import BEFORE_ROMAN
+from spoken_text.markdown import Markdown
+from spoken_text.maths import Maths
+from spoken_text.spoken import LANGUAGES, language_name
+from spoken_text.stage import Stage, is_mark
+from spoken_text.tags import Tags
+from spoken_text.words import Words
+
+_LETTERS = r"[A-Za-zÀ-ÖØ-öø-ɏЀ-џ]{1,60}"  # Latin and Cyrillic letters, with no digits of any kind
+_WORD = rf"{_LETTERS}(?:['’-]{_LETTERS}){{0,5}}[.,;:!?]?"
+_PLAIN = re.compile(rf"{_WORD}(?: {_WORD})*")
+_ROMAN = frozenset("IVXLCХ")
+_BEGINS = frozenset("<`~")  # with these begins what is left out
+
+
+def is_plain(text: str) -> bool:
+    """Does the normalizer certainly leave the text as it is? A quick check for words with one blank between and at most
+    one mark after each. Most sentences of a bot are like this."""
+    if _PLAIN.fullmatch(text) is None:
+        return False
+    return _ROMAN.isdisjoint(text) or not BEFORE_ROMAN.search(text)
+
+
+class NormalizerStream:
+    """Turns a text in pieces, as an LLM or a book writes it, into what a speaker reads. It leaves out Markdown, tags,
+    emojis and most of an address, and writes numbers in words of the language, such as "german", "de" or "de-AT". For
+    None, "auto" and any other language numbers stay as they are. However the text is cut, the joined results are the
+    same as for the whole text.
+
+    In plain prose it holds back the word in progress and blank lines. A link's target, a tag or an entity waits for its
+    end, for at most `LONGEST_HELD` characters. A number waits for the word after it.
+    """
+
+    def __init__(self, language: str | None = None, reads_aloud: bool = True):
+        """`reads_aloud`: otherwise numbers, addresses and long words stay as they are."""
+        self._clean = Clean()
+        self._markdown = Markdown()
+        name = language_name(language)
+        maths, words = ([Maths(name)], [Words(LANGUAGES.get(name or ""))]) if reads_aloud else ([], [])
+        self._may_be_open: list[Tags | Maths | Markdown] = [Tags(), *maths, self._markdown]
+        self._stages: list[Stage] = [*self._may_be_open, *words, Layout()]
+
+    def push(self, piece: str) -> str:
+        """Take a piece, and return what is now final."""
+        return self._through(self._clean.push(piece), 0)
+
+    def push_mark(self, mark: str) -> str:
+        """Take a private-use character from `FIRST_MARK` on, which stands for something other than text. It comes out
+        at its place, unless the text around it is left out."""
+        if len(mark) != 1 or not is_mark(mark):
+            raise ValueError(f"a mark is one private-use character from U+100000 on, got {mark!r}")
+        return self._through(mark, 0)
+
+    def finish(self) -> str:
+        """End the text, and return what was held back."""
+        return "".join(self._through(stage.end(), place + 1) for place, stage in enumerate(self._stages))
+
+    def settle(self) -> str:
+        """A sentence has ended: return what was held back, but for open links, tags, elements and code blocks."""
+        return "".join(self._through(stage.settle(), place + 1) for place, stage in enumerate(self._stages))
+
+    @property
+    def at_rest(self) -> bool:
+        """No link, tag, element, block of code or item of a list is open."""
+        return all(stage.at_rest for stage in self._may_be_open)
+
+    def pass_over(self, text: str) -> None:
+        """Plain text came meanwhile. `text` is its end."""
+        self._markdown.pass_over(text)
+
+    def follow(self, before: "NormalizerStream") -> None:
+        """Go on within what `before` has left open. `before` is not used afterwards."""
+        self._clean = before._clean
+        self._markdown = before._markdown
+        for place, (own, other) in enumerate(zip(self._may_be_open, before._may_be_open, strict=True)):
+            if isinstance(own, Maths) and isinstance(other, Maths):
+                own.follow(other)  # its words are of this stream's language
+            else:
+                self._stages[place] = self._may_be_open[place] = other
+
+    def read_in(self, language: str | None) -> None:
+        """From here on the text is in this language. Words may not be held back."""
+        name = language_name(language)
+        for place, stage in enumerate(self._stages):
+            if isinstance(stage, Maths):
+                self._stages[place] = self._may_be_open[place] = maths = Maths(name)
+                maths.follow(stage)
+            elif isinstance(stage, Words):
+                self._stages[place] = Words(LANGUAGES.get(name or ""))
+
+    def _through(self, text: str, first: int) -> str:
+        for stage in self._stages[first:]:
+            text = stage.push(text)
+        return text
+
+
+class Silence:
+    """Tells which characters the normalizer leaves out together, as in `<think>` or a code block."""
+
+    def __init__(self) -> None:
+        self._clean = Clean()
+        self._tags = Tags()
+        self._markdown = Markdown()
+
+    def push(self, text: str) -> list[bool]:
+        """Take the text's next piece. Is each of its characters left out?"""
+        if self._tags.at_rest and self._markdown.at_rest and _BEGINS.isdisjoint(text):
+            self._markdown.pass_over(text)  # quick for most texts
+            return [False] * len(text)
+        return list(map(self._push, text))
+
+    def _push(self, character: str) -> bool:
+        before = self._is_open()
+        self._markdown.push(self._tags.push(self._clean.push(character)))
+        return before and self._is_open()
+
+    def _is_open(self) -> bool:
+        return self._tags.silent or self._markdown.silent

@@ -1,0 +1,85 @@
+"""SpokenText: a text that has passed the front end, and the silence around it."""
+
+from dataclasses import dataclass, replace
+
+from spoken_text.errors import NoWordsError, TextError
+from spoken_text.front_end import Reading, TextFrontEnd
+from spoken_text.pauses import Pause
+
+
+@dataclass(frozen=True)
+class SpokenText:
+    """Text to be spoken as it is."""
+
+    text: str = ""
+    before_s: float = 0.0  # seconds of silence before its speech
+    after_s: float = 0.0  # and after it
+    ends_at_pause: bool = False  # a pause follows, so the speech's own silence at its end is cut
+    begins_at_pause: bool = False  # the silence before it follows other speech
+
+    def cut(self, pieces: list[str]) -> list["SpokenText"]:
+        """The pieces of this text. The first and the last have the silence at its ends."""
+        parts = [SpokenText(piece) for piece in pieces]
+        parts[0] = replace(parts[0], before_s=self.before_s, begins_at_pause=self.begins_at_pause)
+        parts[-1] = replace(parts[-1], after_s=self.after_s, ends_at_pause=self.ends_at_pause)
+        return parts
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+
+def spoken_text(front_end: TextFrontEnd, text: str | SpokenText) -> SpokenText:
+    """The spoken form of a whole text that must be one utterance. Raises TextError: as `spoken_texts`, or there are
+    pauses between its words."""
+    if isinstance(text, SpokenText):
+        return text
+    if front_end.leaves_alone(text):
+        return SpokenText(text)
+    first, *others = spoken_texts(front_end, text)
+    if others:
+        why = "this call speaks one utterance, so its text cannot have pauses inside"
+        raise TextError(f"{why}: use TTSEngine.generate or TTSEngine.pieces")
+    return first
+
+
+def spoken_texts(front_end: TextFrontEnd, text: str | SpokenText, reading: Reading | None = None) -> list[SpokenText]:
+    """The spoken form of a whole text: one text, or several with pauses between. `reading`: of the text that this one
+    continues. None: a text of its own. Raises NoWordsError: nothing is left to speak. Raises TextError: a pause is
+    malformed (`PauseStream`)."""
+    if isinstance(text, SpokenText):
+        return [text]
+    if not reading and front_end.leaves_alone(text):
+        return [SpokenText(text)]
+    parts = reading.sentence(front_end, text) if reading else front_end.whole(text)
+    if said := _around_pauses(parts):
+        return said
+    told = "text must not be blank" if not text.strip() else f"the text has nothing to speak: {text[:60]!r}"
+    raise NoWordsError(told)
+
+
+def _around_pauses(parts: list[str | Pause]) -> list[SpokenText]:
+    """What a front end made of a text, with the silence around each text. Empty if there is nothing to speak."""
+    texts: list[tuple[str, float]] = []  # each with the pause before it
+    pause_s = 0.0
+    for part in parts:
+        if isinstance(part, Pause):
+            pause_s += part.seconds
+        elif part.strip():
+            texts.append((part, pause_s))
+            pause_s = 0.0
+    if len(texts) > 1 or pause_s or texts and texts[0][1]:  # white space means nothing next to a pause
+        texts = [(text.strip(), before_s) for text, before_s in texts]
+    gaps = [*(before_s for _, before_s in texts), pause_s]
+    return [
+        SpokenText(
+            text,
+            before_s,
+            after_s=pause_s if n == len(texts) else 0.0,
+            ends_at_pause=gaps[n] > 0,
+            begins_at_pause=n > 1 and before_s > 0,
+        )
+        for n, (text, before_s) in enumerate(texts, 1)
+    ]
