@@ -111,7 +111,7 @@ def test_an_engine_computes_with_them_and_takes_as_many_listeners_as_the_cpu_sus
 
 def test_frames_are_computed_beside_a_push_unless_a_listener_waits_for_it(monkeypatch):
     """At most one push waits behind the one that is computed. If frames waited for pushes, this would raise."""
-    monkeypatch.setattr(device_pipeline, "runs_out_soon", lambda sequence, now: sequence.runs_out is None)
+    monkeypatch.setattr(device_pipeline, "runs_out_soon", lambda sequence, now: sequence.output.runs_out is None)
     frames, pushes = [], []
     with probed("demo", max_streams=1) as engine:
         collect, push = engine.probes.decoder.collect, engine.probes.vocoder.push
@@ -138,7 +138,8 @@ def test_sound_goes_out_before_a_prompt_is_computed():
     pipeline = device_pipeline.DevicePipeline(model, kept_voices=1, clock=lambda: 10.0)
     assert pipeline.has_room and not pipeline.sound_first
     for runs_out, done, room in ((11.0, False, True), (11.0, True, False), (10.08, False, False), (None, False, False)):
-        listener = SimpleNamespace(runs_out=runs_out, settled=False)
+        output, result = SimpleNamespace(runs_out=runs_out), SimpleNamespace(settled=False)
+        listener = SimpleNamespace(output=output, result=result)
         pipeline.in_flight.append(device_pipeline.Pushed(Push([listener], [8], []), list, lambda done=done: done))
         assert pipeline.has_room == room and pipeline.sound_first
         pipeline.in_flight.clear()

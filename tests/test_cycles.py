@@ -17,6 +17,7 @@ from test_pipecat import of, turn
 from waiting import slow_case
 
 from qwen_megakernel import Chunk, Utterance
+from qwen_megakernel.engine.output import Output, Result
 from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat.remote_session import RemoteSession
@@ -24,7 +25,7 @@ from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
-OURS = (Utterance, SpeechSequence, Chunk, SpeechSession, AudioContext, RemoteSession)
+OURS = (Utterance, SpeechSequence, Output, Result, Chunk, SpeechSession, AudioContext, RemoteSession)
 LONG = "Hello there, how are you today? " * 4
 
 

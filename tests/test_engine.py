@@ -488,7 +488,7 @@ def test_an_end_that_cannot_be_assembled_is_an_error_and_not_a_hang(own_engine, 
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("qwen_megakernel.engine.sequence.np.concatenate", full)
+        patch.setattr("qwen_megakernel.engine.output.np.concatenate", full)
         for _ in range(2):
             with pytest.raises(MemoryError):
                 own_engine.generate(TEXT, max_frames=2)

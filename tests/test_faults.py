@@ -27,7 +27,7 @@ from qwen_megakernel import (
 )
 from qwen_megakernel.engine import watchdog
 from qwen_megakernel.engine.options import Patience
-from qwen_megakernel.engine.sequence import SpeechSequence
+from qwen_megakernel.engine.output import Output
 
 TEXT = "Hello there, how are you today?"
 SEEDED = SamplingParams(seed=5)
@@ -135,20 +135,20 @@ def test_a_process_that_was_stopped_for_hours_takes_nobody_for_stuck(engine, mon
 
 
 def test_what_a_callback_raises_while_its_utterance_is_put_together_is_not_lost(engine, monkeypatch):
-    assemble = SpeechSequence.assemble
+    assemble = Output.assemble
 
     assembling = threading.Event()
 
-    def slowly(stream, *args):
+    def slowly(output, *args):
         assembling.set()
-        until(lambda: stream.error)
-        return assemble(stream, *args)
+        until(lambda: output._result.error)
+        return assemble(output, *args)
 
     def broken(chunk) -> None:
         assert assembling.wait(PATIENCE_S)
         raise ValueError("the last chunk's listener")
 
-    monkeypatch.setattr(SpeechSequence, "assemble", slowly)
+    monkeypatch.setattr(Output, "assemble", slowly)
     with pytest.raises(ValueError, match="last chunk's"):
         engine.submit(TEXT, broken, max_frames=1).result(timeout=PATIENCE_S)
     assert engine.metrics()["failed"] == 1

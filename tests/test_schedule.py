@@ -195,10 +195,10 @@ class Engine:
         """`rows`: of the text, of which more will come; None: it is whole."""
         wanted = {"max_frames": max_frames, "chunk_frames": schedule, "speed": speed, "reproducible": reproducible}
         untouched = {"runaway_guard": False, "trim": "none", "silence_s": 0.05, "before_s": 0.0, "after_s": 0.0}
-        who = {"sampling": SamplingParams(seed=1), "conditioning": SimpleNamespace(voice=voice)}
+        who = {"seed": 1, "sampling": SamplingParams(seed=1), "conditioning": SimpleNamespace(voice=voice)}
         request = SimpleNamespace(**wanted, **untouched, **who)
         stream = self.core.new_sequence(request, None, None)
-        stream.arrived = self.gpu.now
+        stream.stopwatch.arrived = self.gpu.now
         trailing = torch.zeros(1 if rows is None else rows, 1)
         prompt = SimpleNamespace(rows=torch.zeros(20, 1), trailing=trailing, frames=frames, text_open=rows is not None)
         try:
@@ -211,7 +211,7 @@ class Engine:
         return stream
 
     def push_text(self, stream: SpeechSequence, rows: int, ended: bool = False) -> None:
-        stream.incoming.put((torch.zeros(rows, 1), ended))
+        stream.input.rows.put((torch.zeros(rows, 1), ended))
         self.admission.wake()
 
     def run(self, arrivals, until: float = 1e9) -> None:
@@ -230,10 +230,10 @@ class Engine:
                 return
 
     def ttfc_ms(self) -> list[float]:
-        return sorted(1000 * (s.first_chunk - s.arrived) for s in self.streams if s.first_chunk)
+        return sorted(1000 * (s.output.first_chunk - s.stopwatch.arrived) for s in self.streams if s.output.first_chunk)
 
     def underruns(self) -> int:
-        return sum(s.lead is not None and s.lead < 0 for s in self.streams)
+        return sum(s.output.lead is not None and s.output.lead < 0 for s in self.streams)
 
 
 def poisson(rate: float, seconds: float, rng: random.Random) -> list[float]:
@@ -252,7 +252,7 @@ def test_who_comes_by_chance_is_heard_soon_and_nobody_hears_a_gap(fresh_seed, ra
     engine = Engine(slots=256)
     engine.run([(t, lambda: engine.submit(63)) for t in poisson(rate, 15, random.Random(fresh_seed))])
     assert quantile(engine.ttfc_ms(), 0.95) < p95_ms and engine.underruns() == engine.refused == 0
-    assert all(s.audio.finish_reason == "eos" and s.audio.frames == 63 for s in engine.streams)
+    assert all(s.result.audio.finish_reason == "eos" and s.result.audio.frames == 63 for s in engine.streams)
 
 
 def test_128_live_listeners_hear_no_gap(fresh_seed):
@@ -268,9 +268,9 @@ def test_a_crowd_that_comes_at_once_gets_its_first_audio_in_turn_and_no_gap():
     speaking = [engine.submit(200) for _ in range(8)]
     engine.run([(1.0, lambda: [engine.submit(63) for _ in range(56)])])
     assert engine.underruns() == 0
-    first = [s.first_chunk for s in engine.streams[8:]]
-    assert first == sorted(first) and first[-1] - engine.streams[8].arrived < 0.5
-    assert all(s.lead > 0 for s in speaking)
+    first = [s.output.first_chunk for s in engine.streams[8:]]
+    assert first == sorted(first) and first[-1] - engine.streams[8].stopwatch.arrived < 0.5
+    assert all(s.output.lead > 0 for s in speaking)
 
 
 def test_a_crowd_delays_the_next_frame_by_eight_prompts_at_most():
@@ -289,10 +289,10 @@ def test_new_callers_come_before_the_lead_of_old_ones():
     for _ in range(64):
         engine.submit(400)
     engine.run([], until=3.0)
-    assert all(s.runs_out - engine.gpu.now > 1.0 for s in engine.streams)
+    assert all(s.output.runs_out - engine.gpu.now > 1.0 for s in engine.streams)
     engine.run([(0.0, lambda: engine.submit(63))], until=0.1)
     new = engine.streams[-1]
-    assert new.first_chunk - new.arrived < 0.012
+    assert new.output.first_chunk - new.stopwatch.arrived < 0.012
 
 
 def test_whose_listener_runs_out_first_is_served_first():
@@ -301,7 +301,7 @@ def test_whose_listener_runs_out_first_is_served_first():
     engine.run([], until=0.3)
     late = [engine.submit(300) for _ in range(8)]
     engine.run([], until=0.1)
-    lead = [s.runs_out - engine.gpu.now for s in engine.streams]
+    lead = [s.output.runs_out - engine.gpu.now for s in engine.streams]
     assert max(lead[8:]) < min(lead[:8]) and all(s.launched < 40 for s in late)
     before = [s.launched for s in long]
     engine.run([], until=0.02)
@@ -319,7 +319,7 @@ def test_reproducible_samples_are_pushed_alone_in_the_same_portions_in_any_compa
         with_me = [push for push in engine.vocoder.heard if any(stream is mine for stream in push[0])]
         assert all(len(streams) == 1 for streams, _ in with_me)
         portions.append([frames for _, frames in with_me])
-        assert all(s.audio.finish_reason == "eos" for s in engine.streams)
+        assert all(s.result.audio.finish_reason == "eos" for s in engine.streams)
     assert portions[0] == portions[1] == portions[2] and portions[0][:4] == [[1], [2], [4], [8]]
 
 
@@ -330,7 +330,7 @@ def test_reproducible_samples_share_pushes_of_a_steady_vocoder():
         engine.submit(75, reproducible=True)
     engine.run([])
     assert any(len(streams) > 1 for streams, _ in engine.vocoder.heard)
-    assert all(s.audio.finish_reason == "eos" for s in engine.streams)
+    assert all(s.result.audio.finish_reason == "eos" for s in engine.streams)
 
 
 def test_reproducible_samples_wait_for_their_text_rather_than_be_cut_short():
@@ -346,9 +346,9 @@ def test_who_listens_twice_as_fast_gets_frames_twice_as_fast():
     for n in range(8):
         engine.submit(400, speed=2.0 if n % 4 == 0 else 1.0)
     engine.run([], until=2.0)
-    assert engine.underruns() == 0 and all(not s.settled for s in engine.streams)
-    leads = [s.runs_out - engine.gpu.now for s in engine.streams]
-    frames = [s.handed_frames for s in engine.streams]
+    assert engine.underruns() == 0 and all(not s.result.settled for s in engine.streams)
+    leads = [s.output.runs_out - engine.gpu.now for s in engine.streams]
+    frames = [s.output.handed_frames for s in engine.streams]
     assert max(leads) - min(leads) < 1.0
     assert min(frames[::4]) > 1.4 * max(frames[n] for n in range(8) if n % 4)
 
@@ -357,7 +357,7 @@ def test_long_chunks_fill_by_their_listeners_speed():
     engine = Engine(slots=2, width=1)
     plain, fast = engine.submit(400, (200,)), engine.submit(400, (200,), speed=4.0)
     engine.run([], until=0.15)
-    assert plain.first_chunk is fast.first_chunk is None
+    assert plain.output.first_chunk is fast.output.first_chunk is None
     assert fast.launched > 3 * plain.launched > 0
 
 
@@ -366,11 +366,14 @@ def test_nobody_waits_to_share_a_push_with_speech_at_another_speed():
     engine = Engine(slots=4, width=1)
     plain, fast, *_ = [engine.submit(400, speed=speed) for speed in (1.0, 1.5, 1.5, 1.5)]
     engine.run([], until=0.6)
-    leads = [s.runs_out - engine.gpu.now for s in engine.streams]
-    assert not any(s.settled for s in engine.streams) and max(leads) - min(leads) < 1.0
+    leads = [s.output.runs_out - engine.gpu.now for s in engine.streams]
+    assert not any(s.result.settled for s in engine.streams) and max(leads) - min(leads) < 1.0
     engine.run([])
     assert [1] in engine.vocoder.pushed and [8] in engine.vocoder.pushed
-    assert len(fast.audio.samples) == round(400 * SAMPLES / 1.5) and len(plain.audio.samples) == 400 * SAMPLES
+    assert (
+        len(fast.result.audio.samples) == round(400 * SAMPLES / 1.5)
+        and len(plain.result.audio.samples) == 400 * SAMPLES
+    )
 
 
 def test_a_listener_at_twice_the_speed_takes_the_place_of_two():
@@ -380,7 +383,7 @@ def test_a_listener_at_twice_the_speed_takes_the_place_of_two():
     engine.run([], until=0.01)
     assert [s.slot != NO_SLOT for s in first] == [True, True, True, False]
     engine.run([])
-    assert all(s.audio.finish_reason == "eos" for s in first)
+    assert all(s.result.audio.finish_reason == "eos" for s in first)
     slow = [engine.submit(63, speed=0.5) for _ in range(8)]
     engine.run([], until=0.01)
     assert all(s.slot != NO_SLOT for s in slow)
@@ -388,7 +391,7 @@ def test_a_listener_at_twice_the_speed_takes_the_place_of_two():
     alone = engine.submit(63, speed=4.0)
     engine.admission.sustain(0.5)
     engine.run([])
-    assert alone.audio.finish_reason == "eos", "alone everybody gets a slot"
+    assert alone.result.audio.finish_reason == "eos", "alone everybody gets a slot"
 
 
 @pytest.mark.slow
@@ -411,15 +414,15 @@ def test_who_came_one_after_the_other_are_soon_launched_together(fresh_seed, cou
     engine.run([(at, lambda: engine.submit(126)) for at in sorted(rng.random() * 0.02 for _ in range(count))])
     launches = engine.decoder.order
     assert sum(map(len, launches)) / len(launches) > 0.8 * count
-    assert all(s.lead > 0 for s in engine.streams)
+    assert all(s.output.lead > 0 for s in engine.streams)
 
 
 def test_alone_nobody_waits_for_company():
     engine = Engine()
     stream = engine.submit(63)
     engine.run([])
-    assert 1000 * (stream.first_chunk - stream.arrived) < 4 and stream.audio.frames == 63
-    assert stream.audio.compute_s < 63 * 0.0022
+    assert 1000 * (stream.output.first_chunk - stream.stopwatch.arrived) < 4 and stream.result.audio.frames == 63
+    assert stream.result.audio.compute_s < 63 * 0.0022
     assert engine.vocoder.pushed == [[1], [2], [4], *[[8]] * 7]
 
 
@@ -434,7 +437,7 @@ def test_a_cancelled_stream_costs_no_further_launch(fresh_seed):
     slots, launches = {s.slot for s in gone}, len(engine.decoder.order)
     engine.run([], until=0.05)
     assert not slots & {slot for launch in engine.decoder.order[launches:] for slot in launch}
-    assert all(s.done.is_set() and s.audio.finish_reason == "cancelled" for s in gone)
+    assert all(s.result.done.is_set() and s.result.audio.finish_reason == "cancelled" for s in gone)
     engine.run([])
     assert sorted(engine.slots.free) == list(range(24)) and not engine.loop.pipeline.in_flight
 
@@ -445,8 +448,8 @@ def test_beyond_its_bounds_it_refuses_and_who_waits_too_long_is_told():
         engine.submit(1000)
     assert engine.refused == 1
     engine.run([], until=0.6)
-    told = [s for s in engine.streams if s.error]
-    assert told == engine.streams[8:] and all(isinstance(s.error, EngineBusy) for s in told)
+    told = [s for s in engine.streams if s.result.error]
+    assert told == engine.streams[8:] and all(isinstance(s.result.error, EngineBusy) for s in told)
     assert engine.admission.counts["timed_out"] == 4 and engine.admission.counts["busy"] == 1
 
 
@@ -463,7 +466,7 @@ def live_beside(disturb) -> tuple[float, float]:
     new = []
     engine.run([(0.0, wake), (0.05, lambda: new.append(engine.submit(63)))], until=20)
     assert engine.gpu.now - came < 20
-    return min(s.lead for s in live), 1000 * (new[0].first_chunk - new[0].arrived)
+    return min(s.output.lead for s in live), 1000 * (new[0].output.first_chunk - new[0].stopwatch.arrived)
 
 
 def paused(engine):
@@ -498,7 +501,7 @@ def test_what_was_held_for_company_is_handed_out_when_the_text_runs_out():
     engine.run([], until=0.5)
     stream = engine.submit(1000, schedule=(4, 16), rows=11)
     engine.run([], until=1.0)
-    assert stream.idle and stream.handed_frames == 12
+    assert stream.idle and stream.output.handed_frames == 12
 
 
 # ---------------------------------------------------------------- anything at all
@@ -541,7 +544,7 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(fresh_seed, t
             open_text.append(stream)
 
     def one_of(streams: list[SpeechSequence]) -> SpeechSequence | None:
-        streams = [stream for stream in streams if not stream.settled]
+        streams = [stream for stream in streams if not stream.result.settled]
         return rng.choice(streams) if streams else None
 
     def cancel() -> None:
@@ -586,7 +589,8 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(fresh_seed, t
         assert not loop.pipeline.in_flight and not loop.held
         assert not (engine.slots.waiting and engine.slots.available(engine.slots.waiting[0]))
         for stream in engine.slots.running:
-            assert stream.starved and stream.incoming.empty() and stream.handed_frames == len(stream.codes)
+            assert stream.starved and stream.input.rows.empty()
+            assert stream.output.handed_frames == len(stream.output.codes)
         if coming:
             engine.gpu.now = max(engine.gpu.now, coming[0][0])
         elif engine.slots.waiting:
@@ -598,14 +602,14 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(fresh_seed, t
     assert not admission.unsettled and admission.free_places == places
     assert admission.counts["utterances"] == len(engine.streams) == sum(admission.counts[end] for end in ENDS)
     for stream in engine.streams:
-        assert stream.done.is_set() and (stream.error is None) == (stream.audio is not None)
-        if stream.audio:
-            numbers = np.arange(stream.audio.frames)
-            assert np.array_equal(stream.audio.codes[:, 0], numbers)
-            samples, speed = stream.audio.samples, stream.request.speed
+        assert stream.result.done.is_set() and (stream.result.error is None) == (stream.result.audio is not None)
+        if audio := stream.result.audio:
+            numbers = np.arange(audio.frames)
+            assert np.array_equal(audio.codes[:, 0], numbers)
+            samples, speed = audio.samples, stream.request.speed
             if speed == 1:
                 assert np.array_equal(samples.reshape(-1, SAMPLES)[:, 0] * 4096, numbers)
-            elif stream.audio.finish_reason == "cancelled":
+            elif audio.finish_reason == "cancelled":
                 assert len(samples) <= round(len(numbers) * SAMPLES / speed)
             else:
                 assert len(samples) == round(len(numbers) * SAMPLES / speed)

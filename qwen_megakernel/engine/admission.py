@@ -99,7 +99,7 @@ class Admission:
     def callback_failed(self, sequence: SpeechSequence, error: BaseException) -> None:
         """One of the sequence's callbacks has raised."""
         self.settle(sequence, error=error)
-        sequence.error = sequence.error or error  # it may have been settled before
+        sequence.result.error = sequence.result.error or error  # it may have been settled before
         self.wake()
 
     def wake(self) -> None:
@@ -115,16 +115,17 @@ class Admission:
             return
         if isinstance(error, torch.OutOfMemoryError):
             error = OutOfMemoryError(f"no memory was left for this utterance ({error}); lower max_streams")
+        result = sequence.result
         try:
             if error is None:
-                sequence.audio = sequence.assemble(reason)
+                result.audio = sequence.output.assemble(reason)
         except BaseException as failure:
             error = failure
         if error is not None:
-            sequence.error = error
-        sequence.settled = True
+            result.error = error
+        result.settled = True
         try:
-            if callbacks := sequence.callbacks:
+            if callbacks := result.callbacks:
                 callbacks.call(partial(self._announce, sequence), last=True)
                 return
         except RuntimeError:  # no more threads
@@ -140,10 +141,10 @@ class Admission:
 
     def abandon(self, sequence: SpeechSequence, error: TTSError, counted: str | None = None) -> None:
         """End a sequence and wake its waiters, without waiting for its callback."""
-        callbacks = sequence.callbacks
+        callbacks = sequence.result.callbacks
         if not self._close(sequence):
             return
-        sequence.error = sequence.error or error
+        sequence.result.error = sequence.result.error or error
         self._wake_waiters(sequence)
         if counted:
             self.tally(counted)
@@ -162,10 +163,11 @@ class Admission:
         self.closed = self.ended = True
         self._counting = threading.RLock()
         for sequence in self.open:
-            sequence.error, sequence.settled, sequence.cancelled = self.death(), True, True
-            sequence.lock, sequence.done, sequence.callbacks = threading.Lock(), threading.Event(), None
-            sequence.done.set()
-            sequence.chunks.put(None)
+            result = sequence.result
+            sequence.input.lock, sequence.input.cancelled = threading.Lock(), True
+            result.error, result.settled, result.callbacks, result.done = self.death(), True, None, threading.Event()
+            result.done.set()
+            result.chunks.put(None)
         self.open.clear()
         self.unsettled.clear()
 
@@ -186,19 +188,19 @@ class Admission:
         return True
 
     def _wake_waiters(self, sequence: SpeechSequence) -> None:
-        audio = sequence.audio
-        reason = audio.finish_reason if audio and not sequence.error else "failed"
+        result = sequence.result
+        reason = result.audio.finish_reason if result.audio and not result.error else "failed"
         self.tally(reason)
         if reason == "runaway":
             self.tally(f"runaway_{sequence.runaway}")
         self._places.append(None)
         if sequence.slot == NO_SLOT:
             sequence.forget()
-        sequence.chunks.put(None)
-        sequence.done.set()
+        result.chunks.put(None)
+        result.done.set()
         if self.ended:
             self.bell.put(None)  # it may be the last one that the watchdog waits for
-        sequence.callbacks = None  # breaks a reference cycle, which would wait for the garbage collector
+        result.callbacks = None  # breaks a reference cycle, which would wait for the garbage collector
 
     @property
     def free_places(self) -> int:
@@ -238,9 +240,8 @@ class Admission:
 
 
 def _call_on_end(sequence: SpeechSequence) -> None:
-    on_end = sequence.on_end
-    sequence.on_chunk = None  # the callbacks may hold the utterance: breaks that cycle too
-    sequence.on_end = None
+    result, on_end = sequence.result, sequence.result.on_end
+    result.on_chunk = result.on_end = None  # the callbacks may hold the utterance: breaks that cycle too
     if on_end:
         try:
             on_end()

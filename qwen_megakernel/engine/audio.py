@@ -1,6 +1,6 @@
 """What comes out of an utterance: chunks of PCM, and in the end the whole audio."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,6 +46,33 @@ class Timings:
     prefill: float | None = None
     first_frame: float | None = None
     first_chunk: float | None = None
+
+
+class Stopwatch:
+    """Times the stages of an utterance. One thread at a time uses it.
+
+    Attributes:
+        clock: seconds.
+        arrived: when the text did, or its first piece, by the clock; None: not yet.
+        stages: seconds of each stage that is over, by the names of `Timings`.
+    """
+
+    def __init__(self, clock: Callable[[], float]):
+        self.clock = clock
+        self.arrived: float | None = None
+        self.stages: dict[str, float] = {}
+        self._began = 0.0
+
+    def begin(self, now: float | None = None) -> float:
+        """A stage begins, now or when it is told. Returns when."""
+        self._began = self.clock() if now is None else now
+        return self._began
+
+    def mark(self, stage: str) -> None:
+        """A stage is over: the time since the previous one belongs to it."""
+        now = self.clock()
+        self.stages[stage] = now - self._began
+        self._began = now
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,9 +27,10 @@ from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.engine.callbacks import CallbackRunner, DirectCalls
 from qwen_megakernel.engine.device_pipeline import DevicePipeline
 from qwen_megakernel.engine.failures import Failures
+from qwen_megakernel.engine.input import Request
 from qwen_megakernel.engine.loop import Loop
 from qwen_megakernel.engine.options import EngineOptions
-from qwen_megakernel.engine.sequence import FRAME_S, Request, SpeechSequence
+from qwen_megakernel.engine.sequence import FRAME_S, SpeechSequence
 from qwen_megakernel.engine.slots import Slots
 from qwen_megakernel.engine.watchdog import Watchdog
 from qwen_megakernel.errors import RequestError, TextEndedError
@@ -107,16 +108,16 @@ class EngineCore:
             request, on_chunk, on_end, sample_rate=self._sample_rate, groups=self._groups, clock=self._clock
         )
         if getattr(on_chunk or on_end, "returns_at_once", None) is True:
-            sequence.callbacks = DirectCalls()
+            sequence.result.callbacks = DirectCalls()
         elif on_chunk or on_end:
-            sequence.callbacks = CallbackRunner(partial(self.admission.callback_failed, sequence))
+            sequence.result.callbacks = CallbackRunner(partial(self.admission.callback_failed, sequence))
         return sequence
 
     def start_callbacks(self, sequence: SpeechSequence) -> None:
         """Start the callbacks' thread of an admitted sequence now, so that its first chunk does not wait for it. Raises
         RuntimeError: the process can have no more threads; the sequence has ended."""
         try:
-            if callbacks := sequence.callbacks:
+            if callbacks := sequence.result.callbacks:
                 callbacks.start()
         except RuntimeError as error:
             self.admission.settle(sequence, error=error)
@@ -132,33 +133,35 @@ class EngineCore:
     def advance(self, sequence: SpeechSequence, step: Callable[[PromptPieces], Tensor]) -> None:
         """Take a piece of text, under the sequence's lock. Build the rows that it settles in the caller's thread, and
         hand them to the loop."""
-        pieces = sequence.pieces
+        pieces = sequence.input.pieces
         began = time.monotonic()
         if pieces is None:
             raise TextEndedError("the utterance has ended")
-        sequence.arrived = sequence.arrived or began
+        stopwatch = sequence.stopwatch
+        if stopwatch.arrived is None:
+            stopwatch.arrived = began
         tokenised_s = pieces.tokenise_s
         try:
             with self.in_order():
                 rows = step(pieces)
             if sequence.prompt is not None:
                 if len(rows) or pieces.ended:
-                    sequence.incoming.put((rows, pieces.ended))
+                    sequence.input.rows.put((rows, pieces.ended))
                     self.admission.wake()
             elif pieces.prompt is not None:
                 prompt_s = time.monotonic() - began - (pieces.tokenise_s - tokenised_s)
-                sequence.timings |= {"tokenise": pieces.tokenise_s, "prompt": prompt_s}
+                stopwatch.stages |= {"tokenise": pieces.tokenise_s, "prompt": prompt_s}
                 self.hand_over(sequence, pieces.prompt, text_complete=pieces.ended)
         except BaseException as error:  # also an interrupt: nobody else would free the slot
-            sequence.cancelled = True
+            sequence.input.cancelled = True
             self.admission.settle(sequence, error=error)
             self.admission.wake()
             raise
 
     def cancel(self, sequence: SpeechSequence) -> None:
         """Takes no lock: a finalizer or a signal handler may call it."""
-        if not sequence.cancelled:
-            sequence.cancelled = True
+        if not sequence.input.cancelled:
+            sequence.input.cancelled = True
             self.admission.wake()
 
     def in_order(self) -> contextlib.AbstractContextManager[object]:
@@ -183,9 +186,9 @@ class EngineCore:
 
     def refuse_own_thread(self, sequence: SpeechSequence) -> None:
         """Raises RequestError if waiting for the sequence would never end."""
-        callbacks = sequence.callbacks
+        callbacks = sequence.result.callbacks
         mine = threading.current_thread() in (self._thread, callbacks and callbacks.thread)
-        if mine and not sequence.done.is_set():
+        if mine and not sequence.result.done.is_set():
             raise RequestError("a callback cannot wait for its own utterance: take its Audio from on_end")
 
     def forget(self) -> None:
@@ -213,9 +216,9 @@ class EngineCore:
             self._thread.join(timeout=look_s)
         end = time.monotonic() + 2 * look_s
         for sequence in self.admission.open.copy():  # callbacks may still have calls to make
-            callbacks = sequence.callbacks
+            callbacks = sequence.result.callbacks
             while callbacks and me not in (self._thread, callbacks.thread) and time.monotonic() < end:
-                if sequence.done.is_set():
+                if sequence.result.done.is_set():
                     break
                 time.sleep(0.002)
         if me not in self.threads:

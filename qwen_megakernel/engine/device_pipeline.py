@@ -99,8 +99,9 @@ class DevicePipeline:
 
     def read_text(self, sequence: SpeechSequence) -> None:
         """Give the frame decoder the text rows that came for a sequence since it was started."""
-        while not sequence.incoming.empty():
-            rows, sequence.text_complete = sequence.incoming.get()
+        incoming = sequence.input.rows
+        while not incoming.empty():
+            rows, sequence.text_complete = incoming.get()
             sequence.text_rows += len(rows)
             self._decoder.extend(sequence.slot, rows, sequence.text_complete)
 
@@ -114,7 +115,7 @@ class DevicePipeline:
         if self._beside and len(self.in_flight) == 1 and isinstance(push := self.in_flight[0], Pushed):
             # This thread sees the sound only after what it computes itself. No listener may run out meanwhile.
             now = self._clock() + self._frame_s
-            soon = any(runs_out_soon(sequence, now) for sequence in push.sequences if not sequence.settled)
+            soon = any(runs_out_soon(sequence, now) for sequence in push.sequences if not sequence.result.settled)
             return not (soon or push.done())
         if not self._follows:
             return not self.in_flight
@@ -156,7 +157,7 @@ class DevicePipeline:
         if self._follows:
             return Pushed(push, self._vocoder.follow(slots, [s.given for s in push.sequences], push.frames))
         (sequence,), (frames,) = push.sequences, push.frames
-        codes = torch.from_numpy(np.stack(sequence.codes[sequence.given : sequence.given + frames]))
+        codes = torch.from_numpy(np.stack(sequence.output.codes[sequence.given : sequence.given + frames]))
         if self._beside:
             coming = self._beside.call(self._vocoder.push, slots, codes[None])
             return Pushed(push, lambda: list(coming.result().float()), coming.done)

@@ -37,7 +37,7 @@ class Failures:
 
     def alone(self, sequence: SpeechSequence, step: Callable[..., str | None], *args: object) -> None:
         """Run one step of a sequence. If it returns a finish reason or raises, this sequence alone ends."""
-        if sequence.settled:
+        if sequence.result.settled:
             return
         try:
             reason = step(sequence, *args)

@@ -122,9 +122,9 @@ class Loop:
         return self._read_news(sequence)
 
     def _read_news(self, sequence: SpeechSequence) -> str | None:
-        if sequence.state is not State.PREFILLING and not sequence.cancelled:
+        if sequence.state is not State.PREFILLING and not sequence.input.cancelled:
             self.pipeline.read_text(sequence)
-        return "cancelled" if sequence.cancelled else None
+        return "cancelled" if sequence.input.cancelled else None
 
     def _see_codes(self, launch: Launch) -> None:
         with self.failures.together(launch.sequences, "a frame"):
@@ -132,7 +132,7 @@ class Loop:
             self._scheduler.frame_took(self._clock() - launch.began)
             for sequence, codes in zip(launch.sequences, frames, strict=True):
                 self.failures.alone(sequence, self._add_frame, codes)
-        ended = [s for s in launch.sequences if s.reason and not s.settled]
+        ended = [s for s in launch.sequences if s.reason and not s.result.settled]
         self._push(self.pipeline.behind_codes(launch.sequences, ended))
         for sequence in (s for s in ended if not s.pushes):
             self.failures.alone(sequence, SpeechSequence.hand_out)
@@ -154,7 +154,7 @@ class Loop:
                 with self.failures.together(push.sequences, "the vocoder"):
                     self.pipeline.push(push)
             # Some may have more than a push takes.
-            candidates = [s for push in pushes for s in push.sequences if s.missing > 0 and not s.settled]
+            candidates = [s for push in pushes for s in push.sequences if s.missing > 0 and not s.result.settled]
 
     def _see_sound(self, pushed: Pushed) -> None:
         sounds = []  # stays empty if the push failed

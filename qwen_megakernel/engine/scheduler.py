@@ -57,7 +57,8 @@ class Scheduler:
         new = [s for s in running if s.state in (State.PREFILLING, State.REFERENCE)]
         if not new:
             return []
-        hurry = any(s.runs_out is not None and runs_out_soon(s, now) and not (s.starved or s.reason) for s in running)
+        listening = (s for s in running if s.output.runs_out is not None)
+        hurry = any(runs_out_soon(s, now) and not (s.starved or s.reason) for s in listening)
         return new[: 1 if hurry else NEW_AT_ONCE]
 
     @staticmethod
@@ -84,7 +85,7 @@ class Scheduler:
         if first > min(s.due_at(self.frame_s) for s in computed) + AHEAD_S:
             return True
         fit = len(computed) + len(ready) <= self._width
-        return fit and ready[0].runs_out is not None and first > now + HURRY_S
+        return fit and ready[0].output.runs_out is not None and first > now + HURRY_S
 
     def to_push(
         self, candidates: list[SpeechSequence], running: list[SpeechSequence], now: float, wait: bool
@@ -100,13 +101,13 @@ class Scheduler:
         """
         # Asked once, because text may come at any moment.
         short = [s for s in candidates if s.idle and not s.alone]
-        due = [s for s in candidates if s.vocoder_due(s in short) and not s.settled]
+        due = [s for s in candidates if s.vocoder_due(s in short) and not s.result.settled]
         few = self._most_frames and sum(s.missing for s in due) < ENOUGH_FRAMES
         more = wait and few and any(s.speaking and not (s.starved or s.reason) for s in running if s not in due)
         waiting = [s for s in due if more and s not in short and _is_calm(s, now)]
         pushes: list[Push] = []
         room = 0
-        for sequence in sorted((s for s in due if s not in waiting), key=lambda s: s.runs_out or 0.0):
+        for sequence in sorted((s for s in due if s not in waiting), key=lambda s: s.output.runs_out or 0.0):
             frames = min(sequence.missing, PUSH_FRAMES)
             if sequence.alone or frames > room:
                 pushes.append(Push([], [], []))
@@ -122,7 +123,8 @@ class Scheduler:
 
 def runs_out_soon(sequence: SpeechSequence, now: float) -> bool:
     """Has its listener little audio left, or none yet?"""
-    return sequence.runs_out is None or sequence.runs_out < now + HURRY_S
+    runs_out = sequence.output.runs_out
+    return runs_out is None or runs_out < now + HURRY_S
 
 
 def _is_calm(sequence: SpeechSequence, now: float) -> bool:

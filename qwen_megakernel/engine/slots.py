@@ -32,14 +32,14 @@ class Slots:
 
     def queue(self, sequence: SpeechSequence) -> None:
         """Queue a sequence whose prompt is built."""
-        if not sequence.settled:
+        if not sequence.result.settled:
             self.waiting.append(sequence)
 
     def settle_cancelled(self) -> None:
         """End cancelled sequences that have no slot. The others end with their next step."""
-        for sequence in [s for s in self._admission.open.copy() if s.slot == NO_SLOT and s.cancelled]:
+        for sequence in [s for s in self._admission.open.copy() if s.slot == NO_SLOT and s.input.cancelled]:
             self._admission.settle(sequence, "cancelled")
-        self.waiting = deque(s for s in self.waiting if not s.settled)
+        self.waiting = deque(s for s in self.waiting if not s.result.settled)
 
     def assign(self) -> None:
         """Give slots to those that wait. End those that waited too long."""
@@ -49,7 +49,7 @@ class Slots:
             if not available and sequence.deadline > self._clock():
                 break
             self.waiting.popleft()
-            if sequence.settled:
+            if sequence.result.settled:
                 continue
             if available:
                 sequence.enter(self.free.pop())
@@ -61,7 +61,7 @@ class Slots:
 
     def release(self) -> bool:
         """Take back the slots of those that have ended. Returns whether there were any."""
-        ended = [s for s in self.running if s.settled]
+        ended = [s for s in self.running if s.result.settled]
         for sequence in ended:
             self.free.append(sequence.slot)
             self.running.remove(sequence)

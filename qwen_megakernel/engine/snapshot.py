@@ -77,12 +77,12 @@ def snapshot_of(core: EngineCore, kept_openings: int) -> Snapshot:
 
 def _snapshot_of(sequence: SpeechSequence) -> SequenceSnapshot:
     return SequenceSnapshot(
-        seed=sequence.seed,
+        seed=sequence.request.seed,
         state=sequence.state,
         slot=None if sequence.slot == NO_SLOT else sequence.slot,
         text_rows=sequence.text_rows,
         launched=sequence.launched,
-        seen=len(sequence.codes),
-        handed_out=sequence.handed_frames,
+        seen=len(sequence.output.codes),
+        handed_out=sequence.output.handed_frames,
         idle=sequence.idle,
     )

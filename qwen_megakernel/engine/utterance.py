@@ -25,11 +25,11 @@ class Utterance:
     @property
     def seed(self) -> int:
         """Given or fresh; the same request with it says the same again."""
-        return self._sequence.seed
+        return self._sequence.request.seed
 
     @property
     def done(self) -> bool:
-        return self._sequence.done.is_set()
+        return self._sequence.result.done.is_set()
 
     def push_text(self, text: str) -> None:
         """Append a piece of the text, cut anywhere. Speech starts as soon as a first word is whole. It waits, silent,
@@ -43,7 +43,7 @@ class Utterance:
         if not isinstance(text, str):
             raise TextError(f"text must be a string, got {type(text).__name__}")
         check_unicode(text)
-        with self._sequence.lock:
+        with self._sequence.input.lock:
             self._refuse_closed_text("push_text")
             self._sequence.add_text(text)
             self._core.advance(self._sequence, lambda pieces: pieces.push(text))
@@ -54,7 +54,7 @@ class Utterance:
         Raises:
             TextEndedError: see `push_text`.
         """
-        with self._sequence.lock:
+        with self._sequence.input.lock:
             self._refuse_closed_text("flush")
             self._core.advance(self._sequence, lambda pieces: pieces.flush())
 
@@ -64,20 +64,21 @@ class Utterance:
         Raises:
             TextError: the whole text cannot be spoken (blank, too long); the utterance has then failed.
         """
-        with self._sequence.lock:
-            if self._sequence.text_open and not self._sequence.settled and not self._sequence.cancelled:
-                self._sequence.text_open = False
+        with self._sequence.input.lock:
+            given = self._sequence.input
+            if given.text_open and not given.cancelled and not self._sequence.result.settled:
+                given.text_open = False
                 self._core.advance(self._sequence, lambda pieces: pieces.end())
 
     def _refuse_closed_text(self, call: str) -> None:
-        sequence, why = self._sequence, None
-        if sequence.cancelled or sequence.audio and sequence.audio.finish_reason == "cancelled":
+        given, result, why = self._sequence.input, self._sequence.result, None
+        if given.cancelled or result.audio and result.audio.finish_reason == "cancelled":
             why = "the utterance was cancelled"
-        elif sequence.error:
-            why = f"the utterance failed: {sequence.error!r}"
-        elif not sequence.text_open:
+        elif result.error:
+            why = f"the utterance failed: {result.error!r}"
+        elif not given.text_open:
             why = "its text is complete"
-        elif sequence.settled:
+        elif result.settled:
             why = "the utterance has reached its limit"
         if why:
             raise TextEndedError(f"{call} after the end: {why}; begin another utterance")
@@ -98,16 +99,16 @@ class Utterance:
         self._core.refuse_own_thread(self._sequence)
         if timeout is not None and (not isinstance(timeout, numbers.Real) or timeout != timeout):
             raise RequestError(f"timeout must be seconds or None, got {reprlib.repr(timeout)}")
-        done = self._sequence.done.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
-        if done and self._sequence.error:
-            raise self._sequence.error
-        audio = self._sequence.audio
-        if not done or audio is None:
+        result = self._sequence.result
+        done = result.done.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+        if done and result.error:
+            raise result.error
+        if not done or result.audio is None:
             raise TimeoutError(f"the utterance did not end within {timeout} s")
-        return audio
+        return result.audio
 
     def __del__(self) -> None:
-        if self._sequence.text_open and not self._sequence.settled:
+        if self._sequence.input.text_open and not self._sequence.result.settled:
             self.cancel()
 
 
@@ -129,11 +130,11 @@ class ChunkStream:
         if self._ended:
             raise StopIteration
         self.utterance._core.refuse_own_thread(self.utterance._sequence)
-        chunk = self.utterance._sequence.chunks.get()
+        chunk = self.utterance._sequence.result.chunks.get()
         if chunk is not None:
             return chunk
         self._ended = True
-        self.utterance._sequence.chunks.put(None)  # for others who iterate too
+        self.utterance._sequence.result.chunks.put(None)  # for others who iterate too
         self.utterance.result()  # raises what went wrong, if anything did
         raise StopIteration
 

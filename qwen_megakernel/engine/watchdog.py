@@ -42,7 +42,7 @@ class Watchdog:
 
     def _watch_callbacks(self, passed: float) -> None:
         for sequence in self._admission.open.copy():
-            if callbacks := sequence.callbacks:
+            if callbacks := sequence.result.callbacks:
                 callbacks.watch(passed)
                 if callbacks.stuck_s > self._patience.callback_s:
                     why = f"on_chunk did not return in {self._patience.callback_s:g} s: do not wait in it"

@@ -321,14 +321,14 @@ class TTSEngine:
             else:
                 self._begin_whole(sequence, spoken.text, arrived)
             self._core.start_callbacks(sequence)
-            sequence.text_open = spoken is None
+            sequence.input.text_open = spoken is None
         return utterance
 
     def _begin_whole(self, sequence: SpeechSequence, text: str, arrived: float) -> None:
-        sequence.arrived = sequence.stage_began = arrived
+        sequence.stopwatch.arrived = sequence.stopwatch.begin(arrived)
         sequence.add_text(text)
         tokens = self._prompts.tokens(text)
-        sequence.mark("tokenise")
+        sequence.stopwatch.mark("tokenise")
         request = sequence.request
         with self._core.in_order():
             prompt = self._prompts.build(
@@ -337,13 +337,13 @@ class TTSEngine:
                 non_streaming_mode=request.non_streaming_mode,
                 max_positions=self.max_positions,
             )
-        sequence.mark("prompt")
+        sequence.stopwatch.mark("prompt")
         self._core.admission.admit(sequence)
         self._core.hand_over(sequence, prompt, text_complete=True)
 
     def _begin_pieces(self, sequence: SpeechSequence) -> None:
         with self._core.in_order():
-            sequence.pieces = PromptPieces(self._prompts, sequence.request.conditioning, self.max_positions)
+            sequence.input.pieces = PromptPieces(self._prompts, sequence.request.conditioning, self.max_positions)
         self._core.admission.admit(sequence)
 
     def check(self, **options: Unpack[RequestOptions]) -> None:

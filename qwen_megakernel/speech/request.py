@@ -9,7 +9,7 @@ from typing import Any
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import CHUNK_SCHEDULE
-from qwen_megakernel.engine.sequence import Request
+from qwen_megakernel.engine.input import Request
 from qwen_megakernel.errors import (
     InstructError,
     RequestError,
@@ -76,11 +76,6 @@ class SpeechRequest(Request):
                 field="non_streaming_mode",
             )
         return replace(self, non_streaming_mode=False)
-
-    @property
-    def seed(self) -> int:
-        assert self.sampling.seed is not None  # `RequestChecker` draws one
-        return self.sampling.seed
 
     def for_text(self, text: str) -> "SpeechRequest":
         """This request for parts of a text, whose language is found once."""

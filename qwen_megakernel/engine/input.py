@@ -1,0 +1,59 @@
+"""What callers give of an utterance: a checked request, and text that may come in pieces."""
+
+import queue
+import threading
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from qwen_megakernel.checkpoint.config import SamplingParams
+from qwen_megakernel.model.conditioning import Conditioning
+from qwen_megakernel.model.prompt_pieces import PromptPieces
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked request with every default filled in."""
+
+    conditioning: Conditioning
+    non_streaming_mode: bool
+    sampling: SamplingParams
+    max_frames: int
+    runaway_guard: bool
+    judge_length: bool  # the runaway guard tells babble by how long the text should take
+    chunk_frames: tuple[int, ...]
+    speed: float
+    trim: str
+    silence_s: float
+    before_s: float  # seconds of silence before the speech, and after it
+    after_s: float
+    reproducible: bool
+
+    @property
+    def seed(self) -> int:
+        assert self.sampling.seed is not None  # who checks a request draws one
+        return self.sampling.seed
+
+
+class Input:
+    """Callers' threads fill it. The engine's thread takes `rows` and looks at `cancelled`.
+
+    Attributes:
+        lock: held by the caller who pushes or ends the text.
+        text_open: more text may be pushed. Written under `lock`, or before others know the sequence.
+        pieces: makes rows of text that comes in pieces, under `lock`. None: the text came whole, or the sequence ended.
+        rows: trailing rows [n, hidden] for the engine's thread, each time with: is the text complete?
+        cancelled: stop before the next frame. Any thread sets it; nobody takes it back.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.text_open = True
+        self.pieces: PromptPieces | None = None
+        self.rows: queue.SimpleQueue[tuple[Tensor, bool]] = queue.SimpleQueue()
+        self.cancelled = False
+
+    def forget(self) -> None:
+        """The sequence has ended, so its text is not needed."""
+        self.pieces = None
+        self.rows = queue.SimpleQueue()

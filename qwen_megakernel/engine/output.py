@@ -1,0 +1,202 @@
+"""What is handed out of an utterance: its frames become chunks, and in the end its audio."""
+
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from qwen_megakernel.engine.audio import Audio, Chunk, Stopwatch, Timings
+from qwen_megakernel.engine.callbacks import CallbackRunner, DirectCalls
+from qwen_megakernel.engine.input import Request
+from qwen_megakernel.errors import SpeechError
+from qwen_megakernel.model.edges import Edges, Padding
+from qwen_megakernel.model.time_stretch import TimeStretch
+
+
+def chunk_size(schedule: tuple[int, ...], index: int) -> int:
+    """Frames of a chunk. The last size of the schedule repeats."""
+    return schedule[min(index, len(schedule) - 1)]
+
+
+class ChunkPlan:
+    """Which chunks the frames fill that the vocoder was given. The engine's thread owns it."""
+
+    def __init__(self, schedule: tuple[int, ...]):
+        """`schedule`: frames per chunk."""
+        self._schedule = schedule
+        self._frames = 0  # that fill chunks
+        self._chunks = 0  # these chunks
+
+    def lacking(self, frames: int) -> int:
+        """How many frames the next chunk lacks if there are so many in all."""
+        return chunk_size(self._schedule, self._chunks) - (frames - self._frames)
+
+    def fill(self, frames: int, short: bool) -> None:
+        """The vocoder was given so many frames in all. `short`: the last one ends a chunk, full or not."""
+        while self.lacking(frames) <= 0:
+            self._frames += chunk_size(self._schedule, self._chunks)
+            self._chunks += 1
+        if short and self._frames < frames:
+            self._frames = frames
+            self._chunks += 1
+
+
+class Result:
+    """What reaches an utterance's caller. The engine's thread gives the chunks. The thread that settles the sequence
+    (`Admission`) writes the rest; it may be any.
+
+    Attributes:
+        on_chunk, on_end: the caller's callbacks. None: there is none, or the last call was made.
+        callbacks: calls them. None: there are none, or the last call was made.
+        chunks: None comes behind the last one.
+        audio, error: one of them is there once it is `settled`.
+        settled: it has its audio or its error; its callbacks may still run.
+        done: set after the last callback.
+    """
+
+    def __init__(self, on_chunk: Callable[[Chunk], None] | None, on_end: Callable[[], None] | None):
+        self.on_chunk = on_chunk
+        self.on_end = on_end
+        self.callbacks: CallbackRunner | DirectCalls | None = None
+        self.chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+        self.audio: Audio | None = None
+        self.error: BaseException | None = None
+        self.settled = False
+        self.done = threading.Event()
+
+    def give(self, chunk: Chunk) -> None:
+        self.chunks.put(chunk)
+        callbacks, on_chunk = self.callbacks, self.on_chunk  # another thread may end it meanwhile
+        if callbacks and on_chunk:
+            callbacks.call(partial(on_chunk, chunk))
+
+
+class Output:
+    """The frames of one utterance that were made, and what was handed out of them. The engine's thread owns it; whoever
+    settles the sequence, in any thread, calls `assemble`.
+
+    Attributes:
+        codes: int64 [groups] each, of the frames seen.
+        sound: fp32 [1920] each, of the first of these frames.
+        effects: change the sound before it is handed out.
+        handed_frames: frames that went out.
+        first_chunk: when the first chunk was handed out, by the stopwatch's clock; None: none was.
+        runs_out: when the listener has heard all that was handed out; None: nothing was.
+        lead: see `Audio.lead_s`.
+    """
+
+    def __init__(self, request: Request, stopwatch: Stopwatch, result: Result, *, sample_rate: int, groups: int):
+        """`groups`: codes of a frame."""
+        self._request = request
+        self._stopwatch = stopwatch
+        self._result = result
+        self._sample_rate = sample_rate
+        self._groups = groups
+        self.codes: list[np.ndarray] = []
+        self.sound: list[np.ndarray] = []
+        self.effects: list[Edges | TimeStretch | Padding] = []
+        edges = Edges(request.trim, request.silence_s, sample_rate)
+        pauses = request.before_s > 0 or request.after_s > 0
+        if request.trim != "none" or pauses:
+            self.effects.append(edges)
+        if request.speed != 1:
+            self.effects.append(TimeStretch(request.speed, sample_rate))
+        if pauses:
+            self.effects.append(Padding(request.before_s, request.after_s, sample_rate, edges, request.speed))
+        self._changed: list[np.ndarray] = []  # fp32 [n] each, what was handed out if there are effects
+        self._to_come: list[np.ndarray] = []  # codes of frames whose sound an effect has cut, or holds
+        self._chunks = 0  # handed out
+        self._samples = 0  # of these
+        self.handed_frames = 0
+        self.first_chunk: float | None = None
+        self.runs_out: float | None = None
+        self.lead: float | None = None
+
+    def add_sound(self, sound: np.ndarray) -> np.ndarray:
+        """Take what the vocoder made: fp32 [frames, 1920]. Frames from end of speech on are noise. Returns the others.
+        Raises SpeechError: a sample is not finite."""
+        sound = sound[: len(self.codes) - len(self.sound)]
+        if not np.isfinite(sound).all():
+            told = "the model's samples are not finite"
+            raise SpeechError(f"{told}: check this utterance's voice, or the weights if all utterances fail")
+        self.sound += list(sound)
+        return sound
+
+    def hand_out(self, presentable: int, *, short: bool, last: bool) -> None:
+        """Hand out chunks of the first `presentable` frames.
+
+        Args:
+            short: the last chunk need not be full.
+            last: no frame will follow, so what effects hold back goes out too.
+        """
+        while not self._result.settled and (left := presentable - self.handed_frames) > 0:
+            size = chunk_size(self._request.chunk_frames, self._chunks)
+            if left < size and not (last or short):
+                break
+            self._hand_out_frames(min(left, size))
+        if self.effects and last and not self._result.settled:
+            rest = np.zeros(0, np.float32)
+            for effect in self.effects:
+                rest = np.concatenate([effect.push(rest), effect.finish()])
+            if len(rest) or self._to_come:
+                self._hand_out(rest, [])
+
+    def _hand_out_frames(self, frames: int) -> None:
+        first, last = self.handed_frames, self.handed_frames + frames
+        samples, codes = np.concatenate(self.sound[first:last]), self.codes[first:last]
+        for effect in self.effects:
+            samples = effect.push(samples)
+        self.handed_frames = last
+        if len(samples):
+            self._hand_out(samples, codes)
+        else:
+            self._to_come += codes
+
+    def _hand_out(self, samples: np.ndarray, codes: list[np.ndarray]) -> None:
+        """Hand out the next chunk: fp32 [n], int64 [groups] each."""
+        chunk = Chunk(samples, self._stack([*self._to_come, *codes]), self._sample_rate)
+        self._to_come = []
+        now, seconds = self._stopwatch.clock(), len(samples) / self._sample_rate
+        if self.first_chunk is None:
+            self.first_chunk = now
+            self._stopwatch.mark("first_chunk")
+        else:
+            lead = self._samples / self._sample_rate - (now - self.first_chunk)
+            self.lead = lead if self.lead is None else min(self.lead, lead)
+        self.runs_out = max(self.runs_out or now, now) + seconds
+        self._chunks += 1
+        if self.effects:
+            self._changed.append(samples.copy())  # the listener may write to the chunk's own
+        self._samples += len(samples)
+        self._result.give(chunk)
+
+    def _stack(self, codes: list[np.ndarray]) -> np.ndarray:
+        """Codes, int64 [groups] each -> int64 [n, groups]."""
+        return np.stack(codes) if codes else np.zeros((0, self._groups), np.int64)
+
+    def assemble(self, reason: str) -> Audio:
+        """All that was handed out."""
+        now = self._stopwatch.clock()
+        arrived = now if self._stopwatch.arrived is None else self._stopwatch.arrived
+        spoken = self.handed_frames
+        sound = self._changed if self.effects else self.sound[:spoken]
+        return Audio(
+            samples=np.concatenate(sound) if sound else np.zeros(0, np.float32),
+            codes=self._stack(self.codes[:spoken]),
+            finish_reason=reason,
+            seed=self._request.seed,
+            sample_rate=self._sample_rate,
+            ttfc_s=None if self.first_chunk is None else self.first_chunk - arrived,
+            compute_s=now - arrived,
+            lead_s=self.lead,
+            timings=Timings(**self._stopwatch.stages),
+        )
+
+    def forget(self) -> None:
+        """The sequence has ended: `assemble` has copied what is still needed."""
+        self.codes = []
+        self.sound = []
+        self.effects = []
+        self._changed = []
