@@ -9,7 +9,7 @@ from waiting import PATIENCE_S, slow_case, until
 
 from qwen_megakernel import RequestError, TTSEngine
 from qwen_megakernel.choices import FASTEST, SLOWEST
-from qwen_megakernel.engine import sequence
+from qwen_megakernel.engine import output
 from qwen_megakernel.model.time_stretch import TimeStretch
 from qwen_megakernel.speech.words import GUESS, SpeechRate, WordTimes
 
@@ -226,7 +226,7 @@ def test_at_1_nothing_is_stretched(own_engine, monkeypatch):
     def never(*_args):
         raise AssertionError("nothing is to be stretched at 1.0")
 
-    monkeypatch.setattr(sequence, "TimeStretch", never)
+    monkeypatch.setattr(output, "TimeStretch", never)
     for speed in (1.0, 1, np.float32(1)):
         chunks = list(own_engine.stream(TEXT, **request, speed=speed))
         assert [len(c.samples) for c in chunks] == [n * FRAME for n in (1, 2, 4, 8, 5)]

@@ -1,47 +1,41 @@
 """SpeechSession: text in, events out, for an event loop. The server and the local Pipecat service speak through it.
 
-    event loop ── begin, push_text, flush, end_text ──► executor ──► engine
+    event loop ── begin, push_text, flush, end_text ──► executor (parts_in_turn.py) ──► engine
     event loop ◄── call_soon_threadsafe ◄── the engine's thread
 
 The calls into the engine compute (they tokenise text and build the prompt), so they run in an executor. A part of the
 text begins once the one before it is made (parts.py), long before that one has been heard.
 
 Without more text a part cannot go on, so a writer that stalls behind a sentence would cut it. When the listener has
-nearly heard what was made, the part is therefore ended, and said to its end. What comes later is a new part.
+nearly heard what was made (stall_watch.py), the part is therefore ended, and said to its end. What comes later is a new
+part.
 """
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
 from contextlib import suppress
 from enum import Enum
-from functools import partial
-from typing import Any
 
 import numpy as np
 
-from qwen_megakernel.engine.audio import Audio, Chunk, joined
+from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.callbacks import returns_at_once
-from qwen_megakernel.errors import EngineBusy, NoWordsError, RequestError, TextEndedError, TTSError
+from qwen_megakernel.errors import NoWordsError, RequestError, TextEndedError, TTSError
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.events import Began, Ended, Event, Sound, Words
 from qwen_megakernel.speech.parts import CUT, Parts
+from qwen_megakernel.speech.parts_in_turn import PartsInTurn
 from qwen_megakernel.speech.request import SpeechRequest
-from qwen_megakernel.speech.retries import ended_badly, next_seed
+from qwen_megakernel.speech.stall_watch import StallWatch
 from qwen_megakernel.speech.words import SpeechRate, WordTimes
 from spoken_text.front_end import Reading
-from spoken_text.sentence import LONGEST_END, STALL_S, ends_sentence
+from spoken_text.sentence import STALL_S
 from spoken_text.spoken_text import SpokenText
 
-LONG_STALL_S = 5.0
-"""Seconds without text after which a writer within a sentence counts as stalled. The slot is then free for others."""
-LOW_LEAD_S = 0.5
-"""Seconds of audio that a listener still has when a stalled part is ended. A CPU at a real-time factor of 0.5 makes its
-next chunk, of 0.64 s at most, in that time."""
 _BLOCK_S = 2.0  # seconds of one `Sound` at most: to encode and send it takes an event loop some milliseconds
 _WORDS_AT_ONCE = 64  # characters; more would hold the event loop for over 5 ms at worst
-_BUSY_S = 0.25  # a patient session tries again after this time if all slots are taken
 
 
 class _Sign(Enum):
@@ -62,6 +56,7 @@ FLUSH = Flush.FLUSH
 
 class SpeechSession:
     """Speech of one text by an engine, for one event loop. Make it in that loop, `begin` it, iterate over its `events`.
+    All fields are the loop's. The engine's thread posts chunks to the loop, and cancels if the loop is closed.
 
     Attributes:
         audio: everything, once `Ended` has come; None before.
@@ -90,34 +85,22 @@ class SpeechSession:
             patient: wait for a slot, however long it takes. Only for text that is whole.
         """
         self._engine = engine
-        self._executor = executor
         self._request = request
-        self._reading = reading
-        self._patient = patient
+        self._loop = asyncio.get_running_loop()
         self._words: WordTimes | None = None
         if rate:
             silence = reading.silence if reading and request.normalizes else request.silence()
             self._words = WordTimes(rate, request.speed, silence)
         self._words_at_end = words_at_end
-        self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[Chunk | _Sign] = asyncio.Queue()
-        self._runs_out = 0.0  # when the listener has heard all that was made, in the loop's time
-        self._tail = ""  # the end of the text so far
-        self._text_at = 0.0  # when it came, in the loop's time
-        self._flushed = False  # the text so far may be all
-        self._stall: asyncio.TimerHandle | None = None
         self._ending: asyncio.Task[None] | None = None  # the loop keeps only weak references to tasks
         self._feeding: asyncio.Task[None] | None = None
         self._refused: Exception | None = None  # why the text could not go on
         self._wordless: NoWordsError | None = None  # the text came whole and has nothing to speak
+        self._stalls = StallWatch(self._loop, weakref.WeakMethod(self._stalled))
         self._parts = Parts(engine, request, reading, weakref.WeakMethod(self._receive))
-        self._attempts = 1  # of the current part
-        self._most_attempts = 1
-        self._cancelled = False
+        self._in_turn = PartsInTurn(engine, executor, request, self._parts, patient=patient)
         self.audio: Audio | None = None
-        self._news = asyncio.Event()  # text has come, or its end, or a cancel
-        self._said: list[Audio] = []  # the parts that are over
-        self._in_turn = asyncio.Lock()  # pieces of text keep their order
 
     async def begin(self, text: str | SpokenText | None, opening: str = "", *, ended: bool = False) -> None:
         """Begin. If the calling task is cancelled meanwhile, speech is cancelled as soon as it exists.
@@ -132,7 +115,7 @@ class SpeechSession:
             TTSError: as `TTSEngine.submit`, but for NoWordsError, which comes from `events`.
         """
         try:
-            await self._begin_patiently(partial(self._parts.begin, text, opening, ended))
+            await self._in_turn.begin(self._parts.begin, text, opening, ended)
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -140,8 +123,10 @@ class SpeechSession:
             self._wordless = error.with_traceback(None)
         finally:  # nobody needs them before the first chunk
             await self._add_words(opening if text is None else str(text))
-        if not self._parts.complete:
-            self._came(opening)
+        if self._parts.complete:
+            self._stalls.stop()
+        else:
+            self._stalls.came(opening)
 
     async def _add_words(self, text: str) -> None:
         """A piece of the text, for the words that are told."""
@@ -150,15 +135,6 @@ class SpeechSession:
                 if start:
                     await asyncio.sleep(0)
                 self._words.add(text[start : start + _WORDS_AT_ONCE])
-
-    async def _begin_patiently(self, begin: Callable[[], None]) -> None:
-        while True:
-            try:
-                return await self._run(begin)
-            except EngineBusy:
-                if not self._patient:
-                    raise
-            await asyncio.sleep(_BUSY_S)
 
     @returns_at_once
     def _receive(self, chunk: Chunk | None) -> None:
@@ -172,9 +148,7 @@ class SpeechSession:
         if isinstance(item, Chunk):
             if self._request.retries:  # it is heard once all of it is good
                 return
-            if not self._parts.complete:
-                now = self._loop.time()
-                self._runs_out = max(self._runs_out, now) + len(item.samples) / item.sample_rate
+            self._stalls.made(len(item.samples) / item.sample_rate)
         self._items.put_nowait(item)
 
     @property
@@ -191,25 +165,32 @@ class SpeechSession:
 
     async def push_text(self, text: str) -> None:
         """See `Utterance.push_text`, which also says what it raises."""
-        async with self._in_turn:
+        async with self._in_turn.lock:
             await self._add_words(text)
-            await self._run(partial(self._parts.push, text))
-            self._news.set()
-            self._came(text)
+            await self._in_turn.call(self._parts.push, text)
+            self._stalls.came(text)
 
     async def flush(self) -> None:
         """See `Utterance.flush`."""
-        async with self._in_turn:
-            await self._run(self._parts.flush)
-            self._flushed = True
-            self._watch()
+        async with self._in_turn.lock:
+            await self._in_turn.call(self._parts.flush)
+            self._stalls.flushed()
 
     async def end_text(self) -> None:
         """See `Utterance.end_text`."""
-        async with self._in_turn:
-            await self._run(self._parts.end)
-            self._unwatch()
-            self._news.set()
+        async with self._in_turn.lock:
+            await self._in_turn.call(self._parts.end)
+            self._stalls.stop()
+
+    def _stalled(self, text_at: float) -> None:
+        self._ending = self._loop.create_task(self._end_stalled_part(text_at))
+
+    async def _end_stalled_part(self, text_at: float) -> None:
+        async with self._in_turn.lock:
+            if self._parts.complete or self._in_turn.cancelled or text_at != self._stalls.text_at:
+                return
+            with suppress(TTSError, RuntimeError):  # `events` says why it has ended, or the executor is closed
+                await self._in_turn.call(self._parts.end_part)
 
     def feed(self, pieces: AsyncGenerator[str | Flush, None], within_s: float, remedy: str) -> None:
         """Push text as it comes, and end it. Text that is refused ends the session with its error.
@@ -248,60 +229,12 @@ class SpeechSession:
             if word_ends:
                 word_ends.cancel()
 
-    # ------------------------------------------------------------ a writer that stalls
-
-    def _came(self, text: str) -> None:
-        """Text has come."""
-        self._tail = self._tail[-LONGEST_END:] + text
-        self._text_at = self._loop.time()
-        self._flushed = False
-        self._watch()
-
-    def _watch(self) -> None:
-        """Look again when the writer may count as stalled. A timer that fires sooner sees to that: texts are many."""
-        if self._parts.complete or self._cancelled:
-            return
-        at = self._stalled_at()
-        if self._stall is None or self._stall.when() > at:
-            self._unwatch()
-            self._stall = self._loop.call_at(at, self._look)
-
-    def _unwatch(self) -> None:
-        if self._stall:
-            self._stall.cancel()
-        self._stall = None  # it holds this session
-
-    def _stalled_at(self) -> float:
-        """When the part must be ended if no text comes until then, in the loop's time."""
-        whole = self._flushed or ends_sentence(self._tail)
-        return max(self._text_at + (STALL_S if whole else LONG_STALL_S), self._runs_out - LOW_LEAD_S)
-
-    def _look(self) -> None:
-        self._stall = None
-        if self._loop.time() < self._stalled_at():
-            self._watch()
-        elif self._tail:
-            self._tail, self._flushed = "", False  # until more text comes
-            self._ending = self._loop.create_task(self._end_stalled_part(self._text_at))
-
-    async def _end_stalled_part(self, text_at: float) -> None:
-        async with self._in_turn:
-            if self._parts.complete or self._cancelled or text_at != self._text_at:
-                return
-            with suppress(TTSError, RuntimeError):  # `events` says why it has ended, or the executor is closed
-                await self._run(self._parts.end_part)
-
     # ------------------------------------------------------------ the end
-
-    async def _run(self, call: Callable[[], Any]) -> None:
-        await self._loop.run_in_executor(self._executor, call)
 
     def cancel(self) -> None:
         """Stop before the next frame. Returns at once, also before speech has begun and after its end."""
-        self._cancelled = True
-        self._news.set()
-        self._unwatch()
-        self._parts.cancel()
+        self._stalls.stop()
+        self._in_turn.cancel()
 
     async def close(self) -> None:
         """Cancel what still runs, and wait for the task of `feed`."""
@@ -333,7 +266,8 @@ class SpeechSession:
                     if self._words:
                         self._words.flush()
                 else:
-                    if held := await self._end_of_part():
+                    held, self.audio = await self._in_turn.part_ended()
+                    if held:
                         async for sound in self._sounds(held.samples, held.sample_rate):
                             yield sound
                     if self._words and self.audio is None:
@@ -352,7 +286,7 @@ class SpeechSession:
         cut = None
         if audio.finish_reason == "length" and not self._request.capped:
             cut = audio.why_cut(self._engine.config.max_frames)
-        seed, most = self._request.seed, self._most_attempts
+        seed, most = self._request.seed, self._in_turn.most_attempts
         yield Ended(audio.finish_reason, audio.duration_s, audio.compute_s, seed, most, cut, audio)
         if self._words and audio.finish_reason not in CUT:  # all words were spoken
             if words := self._words.finish():
@@ -377,55 +311,3 @@ class SpeechSession:
         if self._words:
             self._words.flush()
         return self._due()
-
-    async def _end_of_part(self) -> Audio | None:
-        """The current part has ended. Begin the next one, or that one again, or set `audio`. Returns what was held
-        back of it."""
-        assert self._parts.utterance
-        try:
-            audio = self._parts.utterance.result()  # it has ended, so this does not wait
-        except EngineBusy:  # it has waited too long for a slot
-            if not self._patient:
-                raise
-            await asyncio.sleep(_BUSY_S)
-            await self._begin_patiently(self._parts.repeat)
-            return None
-        held = None
-        if self._request.retries:
-            again = self._attempts <= self._request.retries and self._parts.can_repeat() and not self._cancelled
-            if again and ended_badly(audio):
-                self._attempts += 1
-                self._most_attempts = max(self._most_attempts, self._attempts)
-                self._engine.count_retry()
-                await self._begin_patiently(partial(self._parts.repeat, next_seed(audio.seed)))
-                return None
-            held = audio
-        if await self._go_on(audio):
-            return held
-        if len(self._said) > 1:  # to join minutes takes too long for an event loop
-            self.audio = await self._loop.run_in_executor(self._executor, joined, self._said)
-        else:
-            self.audio = self._said[0]
-        return held
-
-    async def _go_on(self, audio: Audio) -> bool:
-        """Begin the part behind the one that said `audio`. False: there is none."""
-        if self._cancelled or not self._parts.superseded:
-            self._said.append(audio)
-            if self._cancelled or audio.finish_reason in CUT:
-                return False
-        while not self._cancelled:
-            self._news.clear()
-            async with self._in_turn:
-                if self._parts.has_next:
-                    self._attempts = 1
-                    before = self._said[-1] if self._said else None
-                    await self._begin_patiently(partial(self._parts.begin_next, before))
-                    return True
-                if self._parts.complete:
-                    break
-            await self._news.wait()
-        if not self._said and not self._cancelled:
-            raise NoWordsError("text must not be blank")
-        self._said = self._said or [audio]
-        return False
