@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from qwen_megakernel.backend import build, vocoder_graphs, vocoder_weights
+from qwen_megakernel.backend import build, card, vocoder_graphs, vocoder_weights
 from qwen_megakernel.backend.targets import TARGETS, Target
 
 PTX = {"80": "compute_80", "86": "compute_86", "89": "compute_89", "120a": "compute_90", "121a": "compute_90"}
@@ -21,10 +21,9 @@ EMULATED = tuple(name for name, target in TARGETS.items() if target.arch in PTX 
 def pretend(name: str) -> Target:
     """Make this process build and run the path of a target of EMULATED from now on."""
     target = TARGETS[name]
-    build.target_of = lambda _device: target
+    card.target_of = lambda *_: target
     if target.arch in PTX:
         build.FLAGS = (*build.FLAGS, f"-gencode=arch={PTX[target.arch]},code=sm_90")
-    build._loaded.cache_clear()
     for module in (vocoder_graphs, vocoder_weights):
         module.transformer_room = lambda _device: (target.multiprocessors, (target.shared_kb - 1) * 1024)
     return target

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qwen_megakernel.backend.build import find_nvcc, no_nvcc
+from qwen_megakernel.backend.card import find_nvcc, no_nvcc
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 from qwen_megakernel.model.transformer import rope_tables
 

@@ -21,13 +21,14 @@ import torch
 from common import about, commit, machine, positive, quantile
 
 from qwen_megakernel import SamplingParams, TTSEngine
-from qwen_megakernel.backend.select import Backend, select_device
+from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.engine.runaway import HELD_SLACK, HELD_TIMES, LETTER_FRAMES, letters_of
 from qwen_megakernel.engine.sequence import FRAME_S
+from qwen_megakernel.trust.selection import Selection
 
 SETTINGS = {
     "its own": SamplingParams(),
@@ -68,9 +69,8 @@ def without_end(engine: TTSEngine, device: torch.device, streams: int) -> TTSEng
     checkpoint = Checkpoint.open("demo")
     talker = checkpoint.config.talker
     config = replace(checkpoint.config, talker=replace(talker, codec_eos_id=talker.vocab_size - 5))
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    backend = Backend(engine.backend, replace(checkpoint, config=config), device, dtype)
-    return TTSEngine("demo", replace(checkpoint, config=config), backend, EngineOptions(streams, max_queue=streams))
+    plan = Selection(engine.backend, device).choose(replace(checkpoint, config=config))
+    return TTSEngine("demo", plan.checkpoint, plan, EngineOptions(streams, max_queue=streams))
 
 
 def say_all(engine: TTSEngine, drawn: list[tuple[str, str, dict]], streams: int) -> list[Audio]:

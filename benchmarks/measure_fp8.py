@@ -33,7 +33,7 @@ from torch import Tensor
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.backend import build
-from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder, why_no_megakernel
+from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.check.bench import weight_bytes
 from qwen_megakernel.check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
@@ -48,6 +48,7 @@ from qwen_megakernel.model.prompt import Prompt, PromptBuilder
 from qwen_megakernel.model.sampling import Draw, gumbel_noise
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
+from qwen_megakernel.trust.selection import Selection
 
 PROMPT_ROWS = 12
 Tensors = dict[str, Tensor]
@@ -312,7 +313,7 @@ def main() -> None:
             folder = checkpoint.folder
             tensors = checkpoint.talker(device, torch.bfloat16)
         results[name] = told = {}
-        if why_no_megakernel(device, torch.bfloat16, config) is None:
+        if Selection("auto", device, "bfloat16").decide(config).backend == "megakernel":
             told["speed"] = show_speed(name, config, args.columns, device)
         utterance = (args.frames, folder, args.speaker)
         told["error"] = show_errors(name, config, tensors, *utterance)

@@ -38,10 +38,10 @@ from common import (
 )
 
 from qwen_megakernel import Audio, TTSEngine, Utterance
-from qwen_megakernel.backend.select import make_vocoder
 from qwen_megakernel.check.bench import sentence
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.sequence import State
+from qwen_megakernel.trust.selection import Selection
 
 CASES = ("plain", "idle", "busy", "eight", "tokens", "clone", "vocoder")
 FRAMES = 4  # of an utterance: the first chunk is what counts
@@ -162,8 +162,7 @@ def reference(engine: TTSEngine):
 def vocoder(engine: TTSEngine, count: int, report: Report) -> None:
     """Times a separate vocoder, not the engine's own."""
     checkpoint, device = Checkpoint.open(engine.model), torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
-    tensors = checkpoint.vocoder(device, torch.float32)
-    apart = make_vocoder(engine.config.codec.vocoder, tensors, device, "float32", slots=8)
+    apart = Selection("torch", device).choose(checkpoint).vocoder(slots=8)
     push, groups = apart.push, apart.groups
     for streams in (1, 8):
         codes, ms = torch.randint(0, 100, (streams, 1, groups)), []

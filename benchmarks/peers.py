@@ -42,18 +42,14 @@ class Ours:
         import torch
 
         from qwen_megakernel import TTSEngine
-        from qwen_megakernel.backend.select import select_device
         from qwen_megakernel.check import bench
         from qwen_megakernel.checkpoint.load import Checkpoint
-        from qwen_megakernel.trust.selection import select_backend
+        from qwen_megakernel.trust.selection import Selection
 
-        device = select_device(None)
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        checkpoint = Checkpoint.open(folder)
-        select_backend(backend, device, dtype, checkpoint.config)  # raises the reason if it cannot run
-        frames = 100 if device.type == "cuda" else 20
-        (self._ms,) = bench.frames_ms(checkpoint, checkpoint.talker(device, dtype), backend, (1,), frames)
-        if device.type == "cuda":
+        plan = Selection(backend).choose(Checkpoint.open(folder))  # raises the reason if it cannot run
+        frames = 100 if plan.device.type == "cuda" else 20
+        (self._ms,) = bench.frames_ms(plan, plan.checkpoint.talker(plan.device, plan.dtype), (1,), frames)
+        if plan.device.type == "cuda":
             torch.cuda.empty_cache()
         self._engine = TTSEngine.load(folder, backend=backend, max_streams=1)
         self._speaker = speaker_of(folder)

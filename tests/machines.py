@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from qwen_megakernel.backend import build, megakernel
+from qwen_megakernel.backend import build, card, megakernel
 from qwen_megakernel.check import doctor
 
 
@@ -27,8 +27,9 @@ def pretend(
     patch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
     for module in (megakernel, doctor):
         patch.setattr(module, "free_memory", lambda _device: int(free_gib * 2**30))
-    patch.setattr(build, "find_nvcc", lambda: "nvcc" if nvcc else None)
-    patch.setattr(build, "pip_toolkit", lambda: None)
-    patch.setattr(build, "nvcc_version", lambda _nvcc: nvcc)
-    patch.setattr(build, "find_ninja", lambda: "/tools/ninja" if ninja else None)
-    patch.setattr(build, "driver_version", lambda: driver)
+    for module in (card, build):
+        patch.setattr(module, "find_nvcc", lambda: "nvcc" if nvcc else None)
+        patch.setattr(module, "pip_toolkit", lambda: None)
+        patch.setattr(module, "find_ninja", lambda: "/tools/ninja" if ninja else None)
+    patch.setattr(card, "nvcc_version", lambda _nvcc: nvcc)
+    patch.setattr(card, "driver_version", lambda: driver)

@@ -9,11 +9,12 @@ from waiting import PATIENCE_S, until
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.backend.interfaces import LoadedModel
-from qwen_megakernel.backend.select import Backend, select_device
+from qwen_megakernel.backend.select import Backend
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import EngineClosed
 from qwen_megakernel.model.text import TextTokenizer
+from qwen_megakernel.trust.selection import Selection
 
 
 class Probe:
@@ -64,10 +65,9 @@ def probed(
     **options,
 ) -> TTSEngine:
     """An engine with its `ProbedBackend` as `engine.probes`. `options` are `EngineOptions`'."""
-    checkpoint, where = Checkpoint.open(model), select_device(device)
-    dtype = dtype or (torch.bfloat16 if where.type == "cuda" else torch.float32)
-    probes = wrap(Backend(backend, checkpoint, where, dtype))
-    engine = TTSEngine(str(model), checkpoint, probes, EngineOptions(**({"queue_timeout": PATIENCE_S} | options)))
+    plan = Selection(backend, device, dtype).choose(Checkpoint.open(model))
+    probes = wrap(replace(plan, vocoder_obstacle=None, void=None))  # our kernels, whether somebody checked them or not
+    engine = TTSEngine(str(model), plan.checkpoint, probes, EngineOptions(**({"queue_timeout": PATIENCE_S} | options)))
     engine.probes = probes
     return engine
 

@@ -30,6 +30,8 @@ from qwen_megakernel import (
     files,
 )
 from qwen_megakernel.backend import build
+from qwen_megakernel.backend.card import Card
+from qwen_megakernel.backend.targets import TARGETS
 from qwen_megakernel.backend.vocoder_weights import VocoderWeights
 from qwen_megakernel.check import reference
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
@@ -260,6 +262,7 @@ def test_verify_gives_the_reference_no_config_that_names_code(name, copy):
 
 # ---------------------------------------------------------------- builds and verdicts
 
+CARD = Card("card", "90", 132, (13, 0), TARGETS["sm_90ax128"])
 KEY = Key("card", 1, "13.0", "2", "build", "demo", "bf16")
 GOOD = Verdict(KEY, FramePart(True, "", 1.0, 2.0), Part(True, "", 1.0, 2.0))
 
@@ -312,9 +315,6 @@ def test_a_verdict_that_others_could_write_is_not_believed(how, extensions, monk
 @pytest.mark.parametrize("how", ["another's", "writable", "writable library", "link"])
 def test_code_that_others_could_write_is_not_run(how, extensions, monkeypatch):
     folder = extensions / "qwen_megakernel_sm_90a_0123"
-    monkeypatch.setattr(build, "why_no_build", lambda _device: None)
-    monkeypatch.setattr(build, "target_of", lambda _device: object())
-    monkeypatch.setattr(build, "cache_folder", lambda *_args: folder)
     monkeypatch.setattr(build, "_imported", lambda _library: pytest.fail("it runs"))
     monkeypatch.setattr(build, "_built", lambda *_args: pytest.fail("it is built where others write"))
     folder.mkdir(mode=0o700)
@@ -329,7 +329,7 @@ def test_code_that_others_could_write_is_not_run(how, extensions, monkeypatch):
     else:
         folder.symlink_to(folder.rename(extensions / "elsewhere"))
     with pytest.raises(build.BackendError, match="not trusted: delete it|Not a directory|symbolic link"):
-        build._loaded.__wrapped__(torch.device("cuda"), frozenset())
+        build.Build(CARD, CARD.target, frozenset(), folder).load()
 
 
 def test_an_own_folder_and_those_above_it_are_made_for_us_alone(extensions):

@@ -18,20 +18,22 @@ import torch
 from torch.utils import cpp_extension
 
 from qwen_megakernel import cli
-from qwen_megakernel.backend import build, megakernel
+from qwen_megakernel.backend import build, card, megakernel
 from qwen_megakernel.backend import compile_all as kernels
+from qwen_megakernel.backend.card import Card
 from qwen_megakernel.backend.compile_all import MODELS, Compiled, Launch
 from qwen_megakernel.backend.interfaces import LAUNCH_SLOTS
 from qwen_megakernel.backend.megakernel import STAGES, MegakernelFrameDecoder
 from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.backend.sizes import SIZES, built_for, check_sizes
-from qwen_megakernel.backend.targets import TARGETS, target_of
+from qwen_megakernel.backend.targets import TARGETS
 from qwen_megakernel.backend.vocoder_recorder import GELU, NONE, SNAKE
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.choices import PARTS
+from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.trust import selection
-from qwen_megakernel.trust.selection import Selection, select_backend
+from qwen_megakernel.trust.selection import Selection, resolve
 
 GPU = torch.device("cuda")
 H200 = ((9, 0), 132, "H200")
@@ -97,7 +99,7 @@ def test_a_targets_flags(name, numbers):
 )
 def test_the_number_of_blocks_follows_the_card(capability, multiprocessors, target, machine):
     machine(capability, multiprocessors, "a card")
-    chosen = target_of(GPU)
+    chosen = Card.of(GPU).target
     assert target == (chosen and chosen.name)
     assert chosen is None or (chosen.blocks <= multiprocessors and chosen.columns >= 2)
 
@@ -120,7 +122,7 @@ def smallest(target) -> tuple:
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_smallest_card_of_a_target_is_accepted(name, machine):
     machine(*smallest(TARGETS[name]))
-    assert build.why_no_build(GPU) is None
+    assert Card.of(GPU).obstacle is None
 
 
 # ---------------------------------------------------------------- sources and sizes
@@ -179,15 +181,14 @@ def test_python_has_the_dims_that_the_kernel_is_compiled_for():
         ("predictor", {"num_layers": 3}, False),
     ],
 )
-def test_models_that_the_kernel_is_compiled_for(monkeypatch, part, change, fits):
-    monkeypatch.setattr(megakernel, "why_no_build", lambda device: None)
+def test_models_that_the_kernel_is_compiled_for(part, change, fits):
     replace, config = dataclasses.replace, Checkpoint.open("demo").config
     talker, predictor = config.talker, config.talker.code_predictor
     if part == "talker":
         talker = replace(talker, stack=replace(talker.stack, **change))
     else:
         talker = replace(talker, code_predictor=replace(predictor, stack=replace(predictor.stack, **change)))
-    told = megakernel.why_no_megakernel(GPU, None, replace(config, talker=talker))
+    told = megakernel.why_other_sizes(replace(config, talker=talker))
     assert told is None if fits else "this one has other sizes" in told
 
 
@@ -262,12 +263,12 @@ def test_every_include_is_beside_its_file_or_above_it():
 )
 def test_says_what_is_in_the_way_and_auto_takes_torch(said, sentence, machine):
     machine(*said)
-    assert sentence in build.why_no_build(GPU)
+    assert sentence in Card.of(GPU).obstacle
     with pytest.raises(BackendError, match=re.escape(sentence)):
-        build._loaded.__wrapped__(GPU, frozenset())
+        build.load_extension(GPU)
     with pytest.raises(BackendError, match=re.escape(sentence)):
-        select_backend("megakernel", GPU)
-    backend, reason = select_backend("auto", GPU)
+        Selection("megakernel", GPU)
+    backend, reason, _ = Selection("auto", GPU).decide()
     assert backend == "torch" and sentence in reason
 
 
@@ -275,42 +276,42 @@ def test_says_what_is_in_the_way_and_auto_takes_torch(said, sentence, machine):
 def test_before_cuda_13_it_names_the_toolkit_because_pip_has_no_nvcc(cuda, capability, told, machine, monkeypatch):
     machine(capability, 132, "a card", (12, 0), (12, 9))
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert f"install the CUDA {told} toolkit and set CUDA_HOME" in build.why_no_build(GPU)
-    assert "pip install" not in build.why_no_build(GPU) + build.no_nvcc()
+    assert f"install the CUDA {told} toolkit and set CUDA_HOME" in Card.of(GPU).obstacle
+    assert "pip install" not in Card.of(GPU).obstacle + card.no_nvcc()
 
 
 def test_the_oldest_nvcc_of_every_architecture_will_do(machine):
     for target in TARGETS.values():
-        least = build._LEAST_NVCC.get(target.arch, build._LEAST_OF_SOURCES)
+        least = card._LEAST_NVCC.get(target.arch, card._LEAST_OF_SOURCES)
         machine(*smallest(target), least)
-        assert build.why_no_build(GPU) is None
+        assert Card.of(GPU).obstacle is None
         machine(*smallest(target), (least[0], least[1] - 1))
-        assert "is too old" in build.why_no_build(GPU)
+        assert "is too old" in Card.of(GPU).obstacle
 
 
 def test_an_nvcc_of_pips_that_an_old_one_hides_is_named(machine, monkeypatch):
     machine(*H200, (11, 5))
-    monkeypatch.setattr(build, "pip_toolkit", lambda: Path("/site/nvidia/cu13"))
-    assert build.why_no_build(GPU).endswith("needs 12.3 or newer; set CUDA_HOME=/site/nvidia/cu13")
+    monkeypatch.setattr(card, "pip_toolkit", lambda: Path("/site/nvidia/cu13"))
+    assert Card.of(GPU).obstacle.endswith("needs 12.3 or newer; set CUDA_HOME=/site/nvidia/cu13")
 
 
 @pytest.mark.parametrize("cuda, release", [(None, "13.0"), ("13.2", "13.2")])
 def test_a_shell_takes_pips_command_as_it_is_printed(cuda, release, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(build, "pip_toolkit", lambda: None)  # of this machine
-    command = re.search(r"; (pip install .*?), or install the CUDA toolkit", build.no_nvcc())[1]
+    monkeypatch.setattr(card, "pip_toolkit", lambda: None)  # of this machine
+    command = re.search(r"; (pip install .*?), or install the CUDA toolkit", card.no_nvcc())[1]
     assert "*" not in re.sub(r"'[^']*'", "", command), "a shell expands it"
-    assert shlex.split(command) == ["pip", "install", *(f"{name}=={release}.*" for name in build._PIP_COMPILER)]
+    assert shlex.split(command) == ["pip", "install", *(f"{name}=={release}.*" for name in card._PIP_COMPILER)]
     if cuda is None:
         assert command in (ROOT / "docs" / "cards.md").read_text(encoding="utf-8")
 
 
 def test_a_driver_of_the_same_major_version_will_do_if_it_takes_as_many_parameters(machine):
     machine(*H200, nvcc=(12, 9), driver=(12, 4))
-    assert build.why_no_build(GPU) is None
+    assert Card.of(GPU).obstacle is None
     machine(*H200, nvcc=(12, 9), driver=(12, 0))
     told = "the NVIDIA driver is too old: it runs CUDA 12.0, not 12.1; update the driver"
-    assert build.why_no_build(GPU) == told
+    assert Card.of(GPU).obstacle == told
 
 
 @pytest.mark.parametrize(
@@ -323,10 +324,10 @@ def test_a_driver_of_the_same_major_version_will_do_if_it_takes_as_many_paramete
 def test_the_log_says_why_the_cpu_speaks(driver, told, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    for module in (build, selection):
+    for module in (card, selection):
         monkeypatch.setattr(module, "driver_version", lambda: driver)
     with caplog.at_level(logging.INFO, "qwen_megakernel"):
-        Selection().choose(Checkpoint.open("demo"))
+        resolve("demo", EngineOptions())
     assert caplog.messages[0].startswith(told)
 
 
@@ -342,11 +343,11 @@ def test_the_log_says_why_the_cpu_speaks(driver, told, monkeypatch, caplog):
 def test_says_why_torch_sees_no_gpu(cuda, driver, sentence, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(build, "driver_version", lambda: driver)
+    monkeypatch.setattr(card, "driver_version", lambda: driver)
     with pytest.raises(BackendError, match=sentence):
         select_device("cuda")
     with pytest.raises(BackendError, match=sentence):
-        select_backend("megakernel", select_device(None))
+        Selection("megakernel")
     assert cli.main(["build"]) == 1
     assert re.match(f"error: .*{sentence}", capsys.readouterr().err)
 
@@ -437,14 +438,14 @@ def test_both_compilers_get_every_macro_that_the_sources_ask_for(fresh, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(build.find_nvcc() is None, reason="needs nvcc")
+@pytest.mark.skipif(card.find_nvcc() is None, reason="needs nvcc")
 def test_kernel_and_bindings_compile_with_the_documented_macros(tmp_path):
     macros = [build.STAGE_CLOCK, "-DQMK_FP8=10"]
-    command = [build.find_nvcc(), *build.FLAGS, *HOPPER.defines, *macros, f"-arch=sm_{HOPPER.arch}", "-ptx"]
+    command = [card.find_nvcc(), *build.FLAGS, *HOPPER.defines, *macros, f"-arch=sm_{HOPPER.arch}", "-ptx"]
     # All templates in use are made, and no code: that takes a tenth of the time.
     command += ["-fdevice-syntax-only", "-o", tmp_path / "frame.ptx"]
     kernels._compile([*command, CSRC / "frame/frame.cu"], "frame.cu with all macros")
-    kernels.check_binding(build.find_nvcc(), "frame/frame_bindings.cpp", macros)  # torch's headers alone take 20 s
+    kernels.check_binding(card.find_nvcc(), "frame/frame_bindings.cpp", macros)  # torch's headers alone take 20 s
 
 
 def test_a_build_waits_for_another_one_and_goes_on_when_that_is_killed(fresh, monkeypatch, caplog):
@@ -598,7 +599,7 @@ def test_make_kernels_without_nvcc_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     command = [sys.executable, "-m", "qwen_megakernel.backend.compile_all"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 1 and done.stderr == f"error: {build.no_nvcc()}\n"
+    assert done.returncode == 1 and done.stderr == f"error: {card.no_nvcc()}\n"
     assert f"nvcc was not found in CUDA_HOME={tmp_path}; " in done.stderr
 
 
@@ -634,9 +635,9 @@ def test_nvcc_is_looked_for_where_torch_looks(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setenv("PATH", f"{nvcc.parent}{os.pathsep}{os.environ['PATH']}")
-    assert build.find_nvcc() == str(nvcc) and build.nvcc_version(str(nvcc)) == (12, 8)
+    assert card.find_nvcc() == str(nvcc) and card.nvcc_version(str(nvcc)) == (12, 8)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "elsewhere"))
-    assert build.find_nvcc() is None
+    assert card.find_nvcc() is None
 
 
 def test_nvcc_from_pip_is_found_last(tmp_path, monkeypatch):
@@ -645,32 +646,32 @@ def test_nvcc_from_pip_is_found_last(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setenv("PATH", str(own.parent))
-    assert build.find_nvcc() == str(own)
+    assert card.find_nvcc() == str(own)
     which = shutil.which
 
     def without_cuda(name, path=None):
         return None if path in (None, "/usr/local/cuda/bin") else which(name, path=path)
 
     monkeypatch.setattr(shutil, "which", without_cuda)
-    assert build.find_nvcc() == str(of_pip)
+    assert card.find_nvcc() == str(of_pip)
 
 
 def test_ninja_is_found_beside_python_where_path_does_not_lead(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
-    monkeypatch.setattr(build.sysconfig, "get_path", lambda _kind: str(tmp_path))
-    assert build.find_ninja() is None
+    monkeypatch.setattr(card.sysconfig, "get_path", lambda _kind: str(tmp_path))
+    assert card.find_ninja() is None
     (tmp_path / "ninja").touch(mode=0o755)
-    assert build.find_ninja() == str(tmp_path / "ninja")
+    assert card.find_ninja() == str(tmp_path / "ninja")
 
 
-@pytest.mark.skipif(build.find_nvcc() is None, reason="needs nvcc")
+@pytest.mark.skipif(card.find_nvcc() is None, reason="needs nvcc")
 def test_a_binding_that_is_no_c_plus_plus_is_told(tmp_path, monkeypatch):
     (tmp_path / "right.cpp").write_text("#include <cuda_runtime.h>\nint f(cudaError_t error) { return error; }\n")
     (tmp_path / "wrong.cpp").write_text("int f() { return g(); }\n")
     monkeypatch.setattr(kernels, "source_folder", lambda: tmp_path)
-    kernels.check_binding(build.find_nvcc(), "right.cpp")
+    kernels.check_binding(card.find_nvcc(), "right.cpp")
     with pytest.raises(BackendError, match=r"(?s)wrong\.cpp: .*g.{1,3} was not declared"):
-        kernels.check_binding(build.find_nvcc(), "wrong.cpp")
+        kernels.check_binding(card.find_nvcc(), "wrong.cpp")
 
 
 def test_a_compilers_failure_is_told_in_its_words(tmp_path, monkeypatch, capsys):

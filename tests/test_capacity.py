@@ -185,7 +185,7 @@ def test_memory_that_others_have_taken_names_it_too(backend, monkeypatch):
             raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
         return torch.empty(2**50, device="cuda")
 
-    monkeypatch.setattr("qwen_megakernel.backend.select.make_vocoder", full)
+    monkeypatch.setattr("qwen_megakernel.backend.select.Backend.vocoder", full)
     with pytest.raises(OutOfMemoryError, match=r"no room for .* 5 slots \(max_streams\) .* lower max_streams"):
         backend.load(max_streams=5)
 
@@ -194,7 +194,7 @@ def test_other_failures_at_load_are_not_called_memory(backend, monkeypatch):
     def broken(*_args, **_kwargs):
         raise RuntimeError("something else")
 
-    monkeypatch.setattr("qwen_megakernel.backend.select.make_vocoder", broken)
+    monkeypatch.setattr("qwen_megakernel.backend.select.Backend.vocoder", broken)
     with pytest.raises(RuntimeError, match="something else"):
         backend.load()
     assert torch.zeros(1).sum() == 0

@@ -247,7 +247,7 @@ class WithSpare(ProbedBackend):
     """PyTorch has a spare here too: itself."""
 
     def spare(self):
-        return dataclasses.replace(self.real, name="torch", own_kernels=False)
+        return dataclasses.replace(self.real, name="torch", build=None)
 
 
 @pytest.fixture

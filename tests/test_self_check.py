@@ -22,7 +22,9 @@ from waiting import PATIENCE_S, slow_case, until
 
 from qwen_megakernel import EngineClosed, KernelFault, TTSEngine, cli
 from qwen_megakernel.backend import build, select
-from qwen_megakernel.backend.select import make_vocoder
+from qwen_megakernel.backend.build import Build
+from qwen_megakernel.backend.card import Card
+from qwen_megakernel.backend.select import Backend
 from qwen_megakernel.backend.targets import TARGETS
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.check import self_check
@@ -36,8 +38,8 @@ from qwen_megakernel.errors import BackendError
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import TorchVocoder
 from qwen_megakernel.trust import auto, verdicts
-from qwen_megakernel.trust.selection import Selection, select_backend
-from qwen_megakernel.trust.verdicts import FramePart, Key, Part, Verdict
+from qwen_megakernel.trust.selection import Selection
+from qwen_megakernel.trust.verdicts import Evidence, FramePart, Key, Part, Verdict
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 CARD = ((8, 9), 128, "NVIDIA GeForce RTX 4090")
@@ -67,7 +69,7 @@ def fresh(monkeypatch, tmp_path):
 def card(machine):
     """A card without a record."""
     machine(*CARD)
-    return Key.of(GPU, "demo", ())
+    return known("demo").key
 
 
 @pytest.fixture
@@ -82,15 +84,25 @@ def child(monkeypatch):
 
         monkeypatch.setattr(auto, "command", command)
 
-    monkeypatch.setattr(auto, "load_extension", lambda _device, _fp8: None)
+    monkeypatch.setattr(Build, "load", lambda _build: None)
     use("raise SystemExit('no test wants a check here')")
     use.runs = runs
     return use
 
 
+def decide(backend: str, device: torch.device, dtype=None, config=None, **options) -> tuple[str, str]:
+    """(backend, why) that is taken."""
+    return Selection(backend, device, dtype).decide(config, **options)[:2]
+
+
 def take(**options) -> tuple[str, str]:
     """What "auto" takes for the demo voice, as an engine's load asks."""
-    return select_backend("auto", GPU, torch.bfloat16, DEMO, may_check=True, **options)
+    return decide("auto", GPU, torch.bfloat16, DEMO, may_check=True, **options)
+
+
+def known(size: str) -> Evidence:
+    """Of bf16 weights on the GPU."""
+    return Evidence.of(Build.of(Card.of(GPU)), size)
 
 
 def restart(monkeypatch) -> None:
@@ -107,7 +119,7 @@ def test_a_card_with_a_record_starts_at_once_and_doctor_tells_it(name, machine, 
     for fp8 in WEIGHTS.values():
         backend, reason = take(fp8=fp8)
         assert backend == "megakernel" and "we ran the kernel on an H" in reason and "1.7b 1." in reason
-    assert not child.runs and auto.why_no_vocoder(GPU, "demo", ()) is None
+    assert not child.runs and known("demo").vocoder_obstacle is None
     if name == "NVIDIA H200":
         assert "we ran the kernel on an H200: a frame of one stream takes 0.6b 0.99 ms, 1.7b 1.41 ms" in doctor(capsys)
 
@@ -125,14 +137,14 @@ def test_a_card_with_a_record_starts_at_once_and_doctor_tells_it(name, machine, 
 )
 def test_other_cards_have_none(capability, multiprocessors, name, machine):
     machine(capability, multiprocessors, name)
-    assert verdicts.record_of(GPU) is None
+    assert verdicts.record_of(Card.of(GPU)) is None
 
 
 def test_what_was_found_wrong_on_a_card_counts_more_than_its_record(machine):
     machine((9, 0), 132, "NVIDIA H200")
-    verdicts.keep(Verdict(Key.of(GPU, "demo", ()), WRONG, VOCODER))
+    verdicts.keep(Verdict(known("demo").key, WRONG, VOCODER))
     assert take()[0] == "torch"
-    assert select_backend("auto", GPU, config=synthetic_config("tiny"))[0] == "torch", "dims that no kernel has"
+    assert decide("auto", GPU, config=synthetic_config("tiny"))[0] == "torch", "dims that no kernel has"
 
 
 # ---------------------------------------------------------------- the check's process
@@ -162,7 +174,7 @@ def test_every_size_and_choice_of_weights_has_a_check_of_its_own(card, child):
     child(said())
     for fp8 in WEIGHTS.values():
         assert take(fp8=fp8)[0] == "megakernel"
-    assert auto.decide(GPU, "0.6b", (), may_check=True)[0]
+    assert auto.checked(GPU, known("0.6b")).frame[0]
     assert len(set(child.runs)) == 4 == len(list(verdicts.folder().glob("*.json")))
 
 
@@ -171,7 +183,7 @@ def test_a_slower_kernel_and_a_slower_vocoder_are_left_alone(card, child):
     backend, reason = take()
     assert backend == "torch" and "correct, not faster than PyTorch: a frame takes 13.00 ms" in reason
     assert "`qwen-megakernel doctor --check` tries it again" in reason
-    assert "not faster" in auto.why_no_vocoder(GPU, "demo", ())
+    assert "not faster" in known("demo").vocoder_obstacle
 
 
 ENDS = {
@@ -232,14 +244,14 @@ def test_a_process_that_does_not_end_is_ended(at, card, child, monkeypatch, tmp_
 def test_a_process_that_is_killed_at_the_vocoder_leaves_the_kernel_for_now(card, child):
     child(said(vocoder=None) + "\nimport os; os.kill(os.getpid(), 9)")
     assert take()[0] == "megakernel" and not verdicts.file_of(card).exists()
-    assert "ended by SIGKILL" in auto.why_no_vocoder(GPU, "demo", ())
+    assert "ended by SIGKILL" in known("demo").vocoder_obstacle
 
 
 def test_what_cannot_be_compiled_is_not_checked(card, child, monkeypatch, caplog):
-    def none(_device, _fp8):
+    def none(_build):
         raise BackendError("the kernel could not be compiled in /x: no g++")
 
-    monkeypatch.setattr(auto, "load_extension", none)
+    monkeypatch.setattr(Build, "load", none)
     backend, reason = take()
     assert backend == "torch" and "no g++" in reason and not child.runs and not verdicts.file_of(card).exists()
     assert len(caplog.messages) == 1 and "no g++" in caplog.messages[0]
@@ -274,8 +286,8 @@ def test_without_a_gpu_the_real_process_says_so():
 def test_nothing_is_checked_before_an_engine_is_loaded(card, child, capsys):
     from qwen_megakernel.server import process
 
-    assert select_backend("auto", GPU) == ("megakernel", "it can run here; the self-check at the first load decides")
-    assert select_backend("auto", GPU, torch.bfloat16, DEMO)[0] == "megakernel"
+    assert decide("auto", GPU) == ("megakernel", "it can run here; the self-check at the first load decides")
+    assert decide("auto", GPU, torch.bfloat16, DEMO)[0] == "megakernel"
     process.check_model("demo", EngineOptions(max_streams=1, max_positions=64))
     assert cli.main(["doctor"]) == 0
     assert not child.runs
@@ -285,16 +297,16 @@ def test_what_is_asked_for_by_name_is_not_checked(card, child):
     chosen = Selection("torch").choose(Checkpoint.open("demo"))
     assert "have not been checked on this card" in chosen.vocoder_obstacle and chosen.void is None
     verdicts.keep(Verdict(card, WRONG, Part(False, "wrong too")))
-    assert select_backend("megakernel", GPU, torch.bfloat16, DEMO, may_check=True) == ("megakernel", "asked for")
-    assert select_backend("torch", GPU, torch.bfloat16, DEMO, may_check=True) == ("torch", "asked for")
+    assert decide("megakernel", GPU, torch.bfloat16, DEMO, may_check=True) == ("megakernel", "asked for")
+    assert decide("torch", GPU, torch.bfloat16, DEMO, may_check=True) == ("torch", "asked for")
     assert Selection("megakernel").choose(Checkpoint.open("demo")).vocoder_obstacle is None
     assert "wrong too" in Selection("torch").choose(Checkpoint.open("demo")).vocoder_obstacle
     assert not child.runs
 
 
 def test_fp32_and_other_dims_are_not_checked(card, child):
-    assert select_backend("auto", GPU, torch.float32, DEMO, may_check=True)[0] == "torch"
-    assert select_backend("auto", GPU, torch.bfloat16, synthetic_config("tiny"), may_check=True)[0] == "torch"
+    assert decide("auto", GPU, torch.float32, DEMO, may_check=True)[0] == "torch"
+    assert decide("auto", GPU, torch.bfloat16, synthetic_config("tiny"), may_check=True)[0] == "torch"
     assert not child.runs
 
 
@@ -305,7 +317,7 @@ def test_the_environment_decides_without_a_check(value, taken, card, child, mach
     chosen = Selection().choose(Checkpoint.open("demo"))
     assert (chosen.name, chosen.vocoder_obstacle is None) == (taken, taken == "megakernel")
     machine((7, 5), 40, "Tesla T4")
-    assert select_backend("auto", GPU)[0] == select_backend("auto", CPU)[0] == "torch"
+    assert decide("auto", GPU)[0] == decide("auto", CPU)[0] == "torch"
     assert not child.runs
 
 
@@ -313,8 +325,8 @@ def test_the_environment_may_say_nothing_else(monkeypatch, capsys):
     monkeypatch.setenv(auto.VARIABLE, "yes")
     told = "QWEN_MEGAKERNEL_AUTO must be one of check, megakernel, torch, got 'yes'"
     with pytest.raises(BackendError, match=told):
-        select_backend("auto", CPU)
-    assert select_backend("torch", CPU) == ("torch", "asked for")
+        decide("auto", CPU)
+    assert decide("torch", CPU) == ("torch", "asked for")
     assert cli.main(["doctor"]) == 1 and told in capsys.readouterr().err
 
 
@@ -388,13 +400,16 @@ sys.path[:0] = [{tests!r}]
 from pathlib import Path
 import pytest, torch
 from machines import pretend
+from qwen_megakernel.backend.build import Build
+from qwen_megakernel.backend.card import Card
 from qwen_megakernel.trust import auto, verdicts
 
 pretend(pytest.MonkeyPatch(), {card})
 verdicts.folder = lambda: Path({folder!r})
-auto.load_extension = lambda *_: None
+Build.load = lambda _build: None
 auto.command = lambda *_: [sys.executable, "-c", {child!r}]
-print(auto.check(torch.device("cuda"), "demo", (), again=False).frame.taken)
+gpu = torch.device("cuda")
+print(auto.checked(gpu, verdicts.Evidence.of(Build.of(Card.of(gpu)), "demo")).frame[0])
 """
 
 
@@ -430,7 +445,7 @@ def test_a_voided_verdict_keeps_its_figures_and_auto_takes_pytorch(card, child, 
     verdict = verdicts.read(card)
     assert not verdict.frame.correct and not verdict.vocoder.correct and verdict.frame.kernel_ms == FRAME.kernel_ms
     assert take()[0] == "torch" and not child.runs
-    assert auto.why_no_vocoder(GPU, "demo", ())
+    assert known("demo").vocoder_obstacle
 
 
 def test_what_was_never_checked_is_voided_too(card, child):
@@ -462,7 +477,7 @@ class OnTrial(ProbedBackend):
         self.voided += 1
 
     def spare(self):
-        return replace(self.real, own_kernels=False)
+        return self.real
 
 
 FAULT = KernelFault("a wait gave up")
@@ -508,7 +523,9 @@ def test_on_trial_auto_has_a_spare(backend, fallback, card, child, monkeypatch):
 def test_a_vocoder_that_must_not_be_taken_is_pytorchs(card, monkeypatch, caplog):
     monkeypatch.setattr(select, "GraphVocoder", lambda *_args, **_options: pytest.fail("it is taken"))
     tensors = Checkpoint.open("demo").vocoder(CPU, torch.float32)
-    vocoder = make_vocoder(DEMO.codec.vocoder, tensors, GPU, "float32", slots=1, obstacle="it was found wrong")
+    monkeypatch.setattr(Checkpoint, "vocoder", lambda *_: tensors)
+    plan = Backend("torch", Checkpoint.open("demo"), GPU, torch.bfloat16, build=known("demo").build)
+    vocoder = replace(plan, vocoder_obstacle="it was found wrong").vocoder(slots=1)
     assert isinstance(vocoder, TorchVocoder) and "it was found wrong" in caplog.messages[0]
 
 
@@ -618,7 +635,7 @@ class StandIn(TorchFrameDecoder):
 
     launches, ribbon = 0, None
 
-    def __init__(self, config: ModelConfig, tensors, *, slots: int, max_positions: int):
+    def __init__(self, config: ModelConfig, tensors, *, slots: int, max_positions: int, extension):
         exact = {name: tensor.float() for name, tensor in tensors.items()}
         self.ribbon = exact["talker.model.layers.0.mlp.down_proj.weight"]
         super().__init__(config, exact, Embeddings(config.talker, exact), slots=slots, max_positions=max_positions)
@@ -683,7 +700,7 @@ def small_check(monkeypatch):
     for name, value in small.items():
         monkeypatch.setattr(self_check, name, value)
     sizes = SimpleNamespace(COLUMNS=2, MOST_COLUMNS=3)
-    monkeypatch.setattr(self_check, "load_extension", lambda _device, _fp8: sizes)
+    monkeypatch.setattr(self_check, "load_extension", lambda _device, _fp8: None)
     monkeypatch.setattr(self_check, "frame_ms", lambda decoder, *_: 1.0 if isinstance(decoder, StandIn) else 2.0)
     config = synthetic_config("tiny")
 
@@ -691,7 +708,7 @@ def small_check(monkeypatch):
         monkeypatch.setattr(Wrong, "way", way)
         monkeypatch.setattr(self_check, "MegakernelFrameDecoder", Wrong if way else StandIn)
         tensors = random_talker(config, CPU, seed=torch.seed() % 2**31)
-        return self_check.check_frame(self_check.Model(config, tensors, (), CPU))
+        return self_check.check_frame(self_check.Model(config, tensors, CPU, sizes))
 
     return check
 
@@ -764,14 +781,13 @@ def test_the_check_of_the_vocoder(way, reason, monkeypatch):
     monkeypatch.setattr(StandInVocoder, "way", way)
     monkeypatch.setattr(self_check, "GraphVocoder", StandInVocoder)
     monkeypatch.setattr(self_check, "why_no_graphs", lambda _config, _device: None)
-    monkeypatch.setattr(self_check, "load_extension", lambda _device, _fp8: None)
-    part = self_check.check_vocoder(self_check.Model(synthetic_config("tiny"), {}, (), CPU))
+    part = self_check.check_vocoder(self_check.Model(synthetic_config("tiny"), {}, CPU, None))
     assert part.correct == (reason is None), part
     assert part.kernel_ms and part.torch_ms if reason is None else reason in part.reason
 
 
 def test_a_vocoder_whose_kernels_cannot_run_is_not_wrong():
-    part = self_check.check_vocoder(self_check.Model(synthetic_config("tiny"), {}, (), CPU))
+    part = self_check.check_vocoder(self_check.Model(synthetic_config("tiny"), {}, CPU, None))
     assert part.correct and not part.taken and part.reason.startswith("not checked: the vocoder's kernels need")
 
 
@@ -796,7 +812,8 @@ def real_check(monkeypatch):
         before = torch.arange(1000, device=GPU)
         argv = [sys.executable, str(SABOTAGED), kind]
         monkeypatch.setattr(auto, "command", lambda device, key: [*argv, *real_command(device, key)[4:]])
-        verdict = auto.check(torch.device("cuda", torch.cuda.current_device()), size, ())
+        device, found = torch.device("cuda", torch.cuda.current_device()), known(size)
+        verdict = auto.check(device, found.build, found.key)
         assert int((before + torch.ones(1000, device=GPU)).sum()) == 500_500
         torch.cuda.synchronize()
         return verdict
@@ -828,7 +845,7 @@ class TestOnAGpu:
     def test_a_wrong_kernel_is_found_wrong(self, kind, reason, real_check):
         verdict = real_check(kind)
         assert verdict.finished and not verdict.frame.correct and re.search(reason, verdict.frame.reason), str(verdict)
-        assert verdicts.read(verdict.key) == verdict and not auto.decide(GPU, "demo", (), may_check=False)[0]
+        assert verdicts.read(verdict.key) == verdict and not known("demo").frame[0]
 
     def test_a_kernel_that_hangs_is_ended(self, real_check):
         verdict = real_check("hang")

@@ -20,6 +20,7 @@ from torch import nn
 from waiting import slow_case
 
 from qwen_megakernel import TTSEngine, Voice
+from qwen_megakernel.backend.select import Backend
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.check import verify
 from qwen_megakernel.check.reference import INSTALL, Case, reference_audio, reference_module
@@ -32,6 +33,7 @@ from qwen_megakernel.errors import BackendError
 from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import TorchVocoder
+from qwen_megakernel.trust.selection import Selection
 
 FRAMES = 6
 CPU = torch.device("cpu")
@@ -411,9 +413,16 @@ def test_the_kernel_may_be_no_further_from_fp32_than_bf16(error, ratio_holds, tm
         kernel.config, kernel.exact, kernel.error = config.talker, exact, error
         return kernel
 
-    monkeypatch.setattr(verify, "select_backend", lambda *_, **__: ("megakernel", "pretended"))
-    monkeypatch.setattr(verify, "make_embeddings", lambda _name, config, tensors: Embeddings(config.talker, tensors))
-    monkeypatch.setattr(verify, "MegakernelFrameDecoder", make)
+    class Pretended(Backend):
+        def frame_decoder(self, tensors, **slots):
+            config = self.checkpoint.config
+            return Embeddings(config.talker, tensors), make(config, tensors, **slots)
+
+    class Chosen(Selection):
+        def choose(self, checkpoint):
+            return Pretended("megakernel", checkpoint, self.device, self.dtype)
+
+    monkeypatch.setattr(verify, "Selection", Chosen)
     rc = run(tiny("custom_voice", eos_gain=0.0), tmp_path / "out", "--frames", 3)
     printed = capsys.readouterr().out
     lines = [line for line in printed.splitlines() if "kernel, 3 frames: error of" in line]

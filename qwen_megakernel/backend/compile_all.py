@@ -18,7 +18,8 @@ from pathlib import Path
 
 from torch.utils import cpp_extension
 
-from qwen_megakernel.backend.build import FLAGS, SOURCES, find_nvcc, no_nvcc, source_folder
+from qwen_megakernel.backend.build import FLAGS, SOURCES, source_folder
+from qwen_megakernel.backend.card import find_nvcc, no_nvcc
 from qwen_megakernel.backend.targets import TARGETS, Target
 from qwen_megakernel.errors import BackendError
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.backend.build import load_extension, why_no_build, why_no_gpu
+from qwen_megakernel.backend.build import load_extension
 from qwen_megakernel.backend.interfaces import RECENT_FRAMES, SlotSequence, check_launch, check_start
 from qwen_megakernel.backend.pack import pack, pack_stack, places
 from qwen_megakernel.backend.paged_prefill import LEAST, MOST, PagedPrefill
@@ -51,16 +51,8 @@ STAGES = tuple(
 that follows it."""
 
 
-def why_no_megakernel(device: torch.device, dtype: torch.dtype | None, config: ModelConfig | None) -> str | None:
-    """Why the kernel cannot run like this; None: it can. A `dtype` or `config` of None always fits."""
-    if device.type != "cuda":
-        needed = f"it needs an NVIDIA GPU, but the device is {device}"
-        return needed if torch.cuda.is_available() else f"{needed}: {why_no_gpu()}"
-    if dtype not in (None, torch.bfloat16):
-        return f"it computes in bfloat16, but dtype is {dtype}"
-    obstacle = why_no_build(device)
-    if obstacle or config is None:
-        return obstacle
+def why_other_sizes(config: ModelConfig) -> str | None:
+    """Why the kernel does not take a model of these sizes; None: it does."""
     talker, predictor = config.talker, config.talker.code_predictor
 
     def dims(s: StackConfig) -> tuple[int, ...]:
@@ -186,18 +178,19 @@ class MegakernelFrameDecoder:
         slots: int,
         max_positions: int,
         tables: bool | None = None,
+        extension: ModuleType | None = None,
     ):
         """`tensors`: every `talker.*` tensor, bf16 on one CUDA device. FP8 parts (fp8.py) are float8_e4m3fn with
         scales. `tables`: look up what layer 0 of the code predictor makes of a code, which changes no code; None: if
-        there is room (`why_no_tables`). Raises BackendError: the kernel was not written for these dims, or cannot be
-        compiled here. KernelFault: the GPU gave up while it filled the tables."""
+        there is room (`why_no_tables`). `extension`: `Build.load`'s, for these weights; None: it is loaded here. Raises
+        BackendError: the kernel was not written for these dims, or cannot be compiled here. KernelFault: the GPU gave
+        up while it filled the tables."""
         talker = config.talker
         device = tensors["talker.model.norm.weight"].device
-        obstacle = why_no_megakernel(device, torch.bfloat16, config)
-        if obstacle:
+        if obstacle := why_other_sizes(config):
             raise BackendError(obstacle)
         fp8 = parts_in(tensors)
-        extension = load_extension(device, fp8)
+        extension = extension or load_extension(device, fp8)
         self.slots = slots
         self.max_positions = max_positions
         self.width = columns = extension.MOST_COLUMNS if slots > extension.COLUMNS else extension.COLUMNS

@@ -1,22 +1,22 @@
 """Where a model runs: the device, and a `Backend` that puts the model there."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from qwen_megakernel.backend.build import load_extension, why_no_build, why_no_gpu
+from qwen_megakernel.backend.build import Build
+from qwen_megakernel.backend.card import why_no_gpu
 from qwen_megakernel.backend.cpu_threads import measure
 from qwen_megakernel.backend.cuda_graphs import synchronize
 from qwen_megakernel.backend.interfaces import FrameDecoder, LoadedModel, Vocoder
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
-from qwen_megakernel.checkpoint.codec_config import VocoderConfig
-from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
-from qwen_megakernel.checkpoint.fp8 import dequantized, parts_in
+from qwen_megakernel.checkpoint.config import SamplingParams
+from qwen_megakernel.checkpoint.fp8 import dequantized
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.model.transformer import Embeddings
@@ -53,75 +53,14 @@ def check_threads(threads: int | None, device: torch.device) -> None:
         raise BackendError(f"threads is for a CPU, but the device is {device}: leave threads out")
 
 
-def make_embeddings(backend: str, config: ModelConfig, tensors: Mapping[str, Tensor]) -> Embeddings:
-    """The row maker for a backend that `select_backend` chose, over every `talker.*` tensor."""
-    device = tensors["talker.model.norm.weight"].device
-    return Embeddings(
-        config.talker, tensors, load_extension(device, parts_in(tensors)) if backend == "megakernel" else None
-    )
-
-
-def make_decoder(
-    backend: str,
-    config: ModelConfig,
-    tensors: Mapping[str, Tensor],
-    embeddings: Embeddings,
-    *,
-    slots: int,
-    max_positions: int,
-) -> FrameDecoder:
-    """The frame decoder of a backend that `select_backend` chose, over every `talker.*` tensor. For PyTorch, E4M3
-    weights are dequantised."""
-    if backend == "torch":
-        tensors = dequantized(tensors, tensors["talker.model.norm.weight"].dtype)
-        return TorchFrameDecoder(config, tensors, embeddings, slots=slots, max_positions=max_positions)
-    decoder = MegakernelFrameDecoder(config, tensors, slots=slots, max_positions=max_positions)
-    embeddings.share([decoder.buffers["code0_embedding"], *decoder.buffers["code_embedding"]])
-    return decoder
-
-
-def make_vocoder(
-    config: VocoderConfig,
-    tensors: Mapping[str, Tensor],
-    device: torch.device,
-    dtype: str,
-    *,
-    slots: int,
-    recent_codes: Tensor | None = None,
-    fp8: Collection[str] = (),
-    obstacle: str | None = None,
-) -> Vocoder:
-    """The vocoder over every fp32 `decoder.*` tensor: CUDA graphs of our kernels where they can run, else eager
-    PyTorch. `dtype`: as `dtypes.vocoder_dtype_of` returns it. `recent_codes`: the frame decoder's
-    (`FrameDecoder.recent_codes`). `fp8`: FP8 parts of the frame decoder, whose build holds the vocoder's kernels too.
-    `obstacle`: why our kernels must not be used on a GPU; None: they may be. Raises BackendError: "tf32" was asked for
-    and our kernels cannot run."""
-    if dtype == "bfloat16":
-        return TorchVocoder(config, tensors, slots=slots, dtype=torch.bfloat16)
-    if device.type == "cpu":
-        obstacle = "the device is a CPU"
-    else:
-        obstacle = obstacle or why_no_build(device) or why_no_graphs(config, device)
-    if obstacle is None:
-        try:
-            extension = load_extension(device, fp8)
-        except BackendError as error:  # PyTorch serves where nothing can be compiled
-            obstacle = str(error)
-        else:
-            exact = dtype == "float32"
-            return GraphVocoder(extension, config, tensors, slots=slots, exact=exact, recent_codes=recent_codes)
-    if dtype == "tf32":
-        raise BackendError(f"vocoder_dtype='tf32' needs the vocoder's kernels, and {obstacle}; use 'float32'")
-    if device.type == "cuda":
-        log.warning("the vocoder runs on PyTorch, which takes several times as long: %s", obstacle)
-    return TorchVocoder(config, tensors, slots=slots)
-
-
 @dataclass(frozen=True)
 class Backend:
-    """How a checkpoint runs on a device.
+    """The plan of an engine: how a checkpoint runs on a device. `Selection.choose` resolves it once; what comes after
+    only reads it.
 
     Attributes:
+        build: our kernels for this card and these weights: target and cache folder. None: PyTorch alone computes.
+        reason: why this backend: what was asked for, what is in the way, a card's record or the self-check's verdict.
         void: is called when our kernels are given up, so that "auto" takes PyTorch from then on. None: there is no
             verdict to void, because the card has a record of ours, or because PyTorch alone computes.
     """
@@ -132,37 +71,66 @@ class Backend:
     dtype: torch.dtype  # of talker and code predictor
     fp8: frozenset[str] = frozenset()  # parts (fp8.PARTS) whose weights are E4M3
     vocoder_dtype: str = "float32"  # as `dtypes.vocoder_dtype_of` returns it
-    own_kernels: bool = True  # False: the vocoder is PyTorch's too
+    build: Build | None = None
     vocoder_obstacle: str | None = None  # why the vocoder's kernels must not be used; None: they may be
+    reason: str = "asked for"
     threads: int | None = None  # that PyTorch computes with on a CPU; None: measure the best number
     void: Callable[[], None] | None = None
+
+    def frame_decoder(
+        self, tensors: Mapping[str, Tensor], *, slots: int, max_positions: int
+    ) -> tuple[Embeddings, FrameDecoder]:
+        """Row maker and frame decoder over every `talker.*` tensor. PyTorch's dequantises E4M3 weights."""
+        config = self.checkpoint.config
+        if self.name == "torch":
+            embeddings, plain = Embeddings(config.talker, tensors), dequantized(tensors, self.dtype)
+            return embeddings, TorchFrameDecoder(config, plain, embeddings, slots=slots, max_positions=max_positions)
+        assert self.build, "`Selection.choose` has made it"
+        extension = self.build.load()
+        embeddings = Embeddings(config.talker, tensors, extension)
+        decoder = MegakernelFrameDecoder(config, tensors, slots=slots, max_positions=max_positions, extension=extension)
+        embeddings.share([decoder.buffers["code0_embedding"], *decoder.buffers["code_embedding"]])
+        return embeddings, decoder
 
     @torch.inference_mode()
     def load(self, slots: int, max_positions: int) -> LoadedModel:
         """Put the model onto the device. Raises CheckpointError or BackendError: it cannot be loaded here."""
         config, tensors = self.checkpoint.config, self.checkpoint.talker(self.device, self.dtype, self.fp8)
-        embeddings = make_embeddings(self.name, config, tensors)
-        decoder = make_decoder(self.name, config, tensors, embeddings, slots=slots, max_positions=max_positions)
+        embeddings, decoder = self.frame_decoder(tensors, slots=slots, max_positions=max_positions)
         del tensors  # the kernel has its own copy; this makes room for the vocoder's weights
-        model = LoadedModel(embeddings, decoder, self._vocoder(slots, decoder.recent_codes), check_device)
+        model = LoadedModel(embeddings, decoder, self.vocoder(slots, decoder.recent_codes), check_device)
         if self.device.type != "cpu":
             return model
         return replace(model, cpu=measure(model, SamplingParams(seed=0).over(config.sampling), self.threads))
 
-    def _vocoder(self, slots: int, recent_codes: Tensor | None) -> Vocoder:
+    def vocoder(self, slots: int, recent_codes: Tensor | None = None) -> Vocoder:
+        """CUDA graphs of our kernels where they can run, else eager PyTorch. `recent_codes`: the frame decoder's
+        (`FrameDecoder.recent_codes`). Raises BackendError: "tf32" was asked for and our kernels cannot run."""
         config, tensors = self.checkpoint.config.codec.vocoder, self.checkpoint.vocoder(self.device, torch.float32)
-        if not self.own_kernels:
-            return TorchVocoder(config, tensors, slots=slots)
-        what = (config, tensors, self.device, self.vocoder_dtype)
-        fp8 = self.fp8 if self.name == "megakernel" else frozenset()  # a build that exists
-        return make_vocoder(*what, slots=slots, recent_codes=recent_codes, fp8=fp8, obstacle=self.vocoder_obstacle)
+        dtype, obstacle = self.vocoder_dtype, self.vocoder_obstacle
+        if dtype == "bfloat16":
+            return TorchVocoder(config, tensors, slots=slots, dtype=torch.bfloat16)
+        if self.build is not None and obstacle is None:
+            obstacle = why_no_graphs(config, self.device)
+            if obstacle is None:
+                try:
+                    extension = self.build.load()
+                except BackendError as error:  # PyTorch serves where nothing can be compiled
+                    obstacle = str(error)
+                else:
+                    exact = dtype == "float32"
+                    return GraphVocoder(extension, config, tensors, slots=slots, exact=exact, recent_codes=recent_codes)
+        if dtype == "tf32":
+            raise BackendError(f"vocoder_dtype='tf32' needs the vocoder's kernels, and {obstacle}; use 'float32'")
+        if obstacle is not None:
+            log.warning("the vocoder runs on PyTorch, which takes several times as long: %s", obstacle)
+        return TorchVocoder(config, tensors, slots=slots)
 
     def spare(self) -> "Backend | None":
         """The backend that takes over when our kernels fail: the same on PyTorch alone. None: this is already it."""
-        vocoder = self.own_kernels and self.vocoder_obstacle is None
-        if self.device.type != "cuda" or not (self.name == "megakernel" or vocoder):
+        if self.build is None or not (self.name == "megakernel" or self.vocoder_obstacle is None):
             return None
-        return replace(self, name="torch", own_kernels=False, void=None)
+        return replace(self, name="torch", vocoder_dtype="float32", build=None, vocoder_obstacle=None, void=None)
 
 
 def check_device() -> None:

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
-
 
 @dataclass(frozen=True)
 class Target:
@@ -81,22 +79,16 @@ TARGETS = {
 ARCHITECTURES = tuple(dict.fromkeys(target.arch for target in TARGETS.values()))
 
 
-def architecture(device: torch.device) -> str | None:
-    """nvcc's name of a CUDA device's architecture, if the kernel is compiled for it."""
-    return next((arch for arch in ARCHITECTURES if arch.rstrip("a") == capability(device)), None)
+def architecture(capability: str) -> str | None:
+    """nvcc's name of the architecture of a compute capability, such as "90", if the kernel is compiled for it."""
+    return next((arch for arch in ARCHITECTURES if arch.rstrip("a") == capability), None)
 
 
-def target_of(device: torch.device) -> Target | None:
-    """What the kernel is compiled for on a CUDA device; None: too old, too new, or too few multiprocessors."""
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+def target_of(capability: str, multiprocessors: int) -> Target | None:
+    """What the kernel is compiled for on a card; None: too old, too new, or too few multiprocessors."""
     blocks = next((blocks for blocks in BLOCKS if blocks <= multiprocessors), None)
-    arch = architecture(device)
+    arch = architecture(capability)
     if arch is None or blocks is None:
         return None
     # A slice of a large card has fewer multiprocessors than any card of its architecture.
     return TARGETS.get(f"sm_{arch}x{blocks}") or Target(arch, blocks, "such a card", blocks)
-
-
-def capability(device: torch.device) -> str:
-    """The compute capability of a CUDA device, such as "90"."""
-    return "{}{}".format(*torch.cuda.get_device_capability(device))

@@ -101,7 +101,7 @@ class GraphVocoder:
         exact: bool = True,
         recent_codes: Tensor | None = None,
     ):
-        """`extension`: `build.load_extension`'s. `tensors`: every `decoder.*` tensor of the speech tokenizer, fp32, on
+        """`extension`: `Build.load`'s. `tensors`: every `decoder.*` tensor of the speech tokenizer, fp32, on
         one CUDA device. `exact`: fp32; False: TF32. `recent_codes`: the frame decoder's (`FrameDecoder.recent_codes`),
         for `follow`."""
         self.slots = slots

@@ -19,21 +19,21 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel import __version__
-from qwen_megakernel.backend.build import driver_version
+from qwen_megakernel.backend.card import driver_version
 from qwen_megakernel.backend.cpu_threads import use_threads
 from qwen_megakernel.backend.interfaces import AHEAD, FrameDecoder
-from qwen_megakernel.backend.select import Backend, make_decoder, make_embeddings, select_device
+from qwen_megakernel.backend.select import Backend, select_device
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.fp8 import dequantized
 from qwen_megakernel.checkpoint.load import Checkpoint, name_of_model
 from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint
-from qwen_megakernel.choices import DEMO, parts_of
+from qwen_megakernel.choices import DEMO
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.options import RequestOptions
-from qwen_megakernel.trust.selection import select_backend
+from qwen_megakernel.trust.selection import Selection
 
 FRAME_MS = 80.0
 UTTERANCE_FRAMES = 63  # 5.04 s
@@ -124,18 +124,11 @@ def frame_ms(
 
 
 def frames_ms(
-    checkpoint: Checkpoint,
-    tensors: dict[str, Tensor],
-    backend: str,
-    streams: Sequence[int],
-    frames: int,
-    threads: int | None = None,
+    plan: Backend, tensors: dict[str, Tensor], streams: Sequence[int], frames: int, threads: int | None = None
 ) -> list[float]:
-    """`frame_ms` for each number of streams. `backend`: from `select_backend`. `tensors`: every `talker.*` tensor."""
-    config, norm = checkpoint.config, tensors["talker.model.norm.weight"]
-    embeddings = make_embeddings(backend, config, tensors)
-    decoder = make_decoder(backend, config, tensors, embeddings, slots=max(streams), max_positions=MAX_POSITIONS)
-    sampling = SamplingParams().over(config.sampling)
+    """`frame_ms` for each number of streams. `tensors`: every `talker.*` tensor."""
+    norm, sampling = tensors["talker.model.norm.weight"], SamplingParams().over(plan.checkpoint.config.sampling)
+    _, decoder = plan.frame_decoder(tensors, slots=max(streams), max_positions=MAX_POSITIONS)
     return [frame_ms(decoder, norm, sampling, count, frames, threads) for count in streams]
 
 
@@ -200,12 +193,9 @@ def _measure(
     model: str, name: str, backend: str, device: torch.device, weights: str | list[str] | None, tell: Callable
 ) -> dict:
     cuda = device.type == "cuda"
-    checkpoint = Checkpoint.open(model)
-    config, dtype = checkpoint.config, torch.bfloat16 if cuda else torch.float32
-    parts = checkpoint.fp8 if weights is None else parts_of(weights)
-    chosen, why = select_backend(backend, device, dtype, config, parts, may_check=True)
+    plan = Selection(backend, device, weights=weights).choose(Checkpoint.open(model))
     # On a CPU the number of threads is measured once, for everything below.
-    speed = None if cuda else Backend(chosen, checkpoint, device, dtype).load(1, MAX_POSITIONS).cpu
+    speed = None if cuda else plan.load(1, MAX_POSITIONS).cpu
     threads = speed.threads if speed else None
     card = torch.cuda.get_device_name(device) if cuda else f"CPU, {threads} of {torch.get_num_threads()} threads"
     told: dict = {"version": __version__, "when": datetime.date.today().isoformat(), "model": name, "machine": card}
@@ -213,19 +203,19 @@ def _measure(
     told |= {"torch": torch.__version__, "driver_cuda": ".".join(map(str, driver_version() or ("none",)))}
     if cuda:
         told["card_gb"] = torch.cuda.get_device_properties(device).total_memory / 1e9
-    told["backend"] = chosen
-    tell(f"{told['machine']}, {chosen} backend ({why}), {name}")
+    told["backend"] = plan.name
+    tell(f"{told['machine']}, {plan.name} backend ({plan.reason}), {name}")
     bandwidth = told["read_gb_s"] = read_bytes_s(device) / 1e9
     tell(f"{'':36}{'measured':>12}{'floor':>12}{'of floor':>10}")
     tell(f"{'memory, read by PyTorch':36}{bandwidth:7.0f} GB/s")
 
-    tensors = checkpoint.talker(device, dtype, parts)
-    if chosen == "torch":  # it has no FP8 weights and would dequantise them itself
-        tensors = dequantized(tensors, dtype)
+    tensors = plan.checkpoint.talker(device, plan.dtype, plan.fp8)
+    if plan.name == "torch":  # it has no FP8 weights and would dequantise them itself
+        tensors = dequantized(tensors, plan.dtype)
     told["gb_a_frame"] = weight_bytes({n: t.nbytes for n, t in tensors.items()})[1] / 1e9
     floor = told["floor_ms"] = 1000 * told["gb_a_frame"] / bandwidth
     streams, frames, utterances, repeats = ((1, 8), 200, 50, 5) if cuda else ((1,), 20, 5, 1)
-    for count, ms in zip(streams, frames_ms(checkpoint, tensors, chosen, streams, frames, threads), strict=True):
+    for count, ms in zip(streams, frames_ms(plan, tensors, streams, frames, threads), strict=True):
         told[f"frame_ms_{count}"] = ms
         label = f"a frame of 16 codes, {count} stream{'s' * (count > 1)}"
         tell(f"{label:36}{ms:9.3f} ms{floor:9.3f} ms{floor / ms:10.0%}")

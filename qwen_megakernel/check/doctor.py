@@ -8,15 +8,16 @@ import subprocess
 import torch
 
 from qwen_megakernel import __version__
-from qwen_megakernel.backend.build import driver_version, find_ninja, find_nvcc, no_nvcc, why_no_build, why_no_gpu
+from qwen_megakernel.backend.build import Build
+from qwen_megakernel.backend.card import Card, driver_version, find_ninja, find_nvcc, no_nvcc, why_no_gpu
 from qwen_megakernel.backend.megakernel import TABLES_LEAVE, free_memory, table_bytes
-from qwen_megakernel.backend.select import Backend, select_device
+from qwen_megakernel.backend.select import Backend
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.choices import DEMO, DEMO_NOTICE, WEIGHTS
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.trust import auto, verdicts
-from qwen_megakernel.trust.selection import select_backend
-from qwen_megakernel.trust.verdicts import SIZES, Key, Verdict, read, record_of
+from qwen_megakernel.trust.selection import Decision, Selection
+from qwen_megakernel.trust.verdicts import SIZES, Evidence, Key, Verdict, read, record_of
 
 
 def run(*, check: bool, size: str, fp8: frozenset[str], as_json: bool) -> int:
@@ -24,12 +25,13 @@ def run(*, check: bool, size: str, fp8: frozenset[str], as_json: bool) -> int:
     `fp8`: what to check; see verdicts.SIZES and fp8.PARTS. `as_json`: one JSON object instead of lines of text. Returns
     the process's exit code: 1 if the check found something wrong, or could not be finished. Raises BackendError: the
     environment variable for "auto" has a value that is not in auto.MODES."""
-    device = select_device(None)
-    verdict = None
-    obstacle = why_no_build(device) if device.type == "cuda" else f"there is no GPU to check: {why_no_gpu()}"
-    if check and obstacle is None:
-        verdict = auto.check(device, size, fp8)
-    facts = examine(device)
+    selection, verdict = Selection("auto"), None
+    card = selection.card
+    obstacle = card.obstacle if card else f"there is no GPU to check: {why_no_gpu()}"
+    if check and card and obstacle is None:
+        build = Build.of(card, fp8)
+        verdict = auto.check(selection.device, build, Key.of(build, size))
+    facts = examine(selection)
     if check:
         facts["check"] = f"none was made: {obstacle}" if verdict is None else _told(verdict)
     if as_json:
@@ -39,12 +41,12 @@ def run(*, check: bool, size: str, fp8: frozenset[str], as_json: bool) -> int:
     return 0 if verdict is None or verdict.good else 1
 
 
-def examine(device: torch.device) -> dict:
-    """What an issue report asks for, by name. `device`: the one that engines take by default."""
-    nvcc, ninja, cards = find_nvcc(), find_ninja(), []
+def examine(selection: Selection) -> dict:
+    """What an issue report asks for, by name. `selection`: what engines take by default."""
+    nvcc, ninja, cards, device = find_nvcc(), find_ninja(), [], selection.device
     if torch.cuda.is_available():
-        cards = [_card(torch.device("cuda", i)) for i in range(torch.cuda.device_count())]
-    backend, reason = _taken(device, cards)
+        cards = [_card(Selection("auto", f"cuda:{i}")) for i in range(torch.cuda.device_count())]
+    backend, reason = _taken(selection, cards)
     facts = {
         "qwen_megakernel": __version__,
         "python": platform.python_version(),
@@ -69,48 +71,49 @@ def examine(device: torch.device) -> dict:
     return facts
 
 
-def _taken(device: torch.device, cards: list[dict]) -> tuple[str, str]:
-    """(backend, why) that "auto" takes on the device. On a GPU that can run the kernel it goes by the model's size."""
-    by_size = cards[device.index or 0].get("auto") if device.type == "cuda" else None
+def _taken(selection: Selection, cards: list[dict]) -> tuple[str, str]:
+    """(backend, why) that "auto" takes by default. On a GPU that can run the kernel it goes by the model's size."""
+    by_size = cards[selection.device.index or 0].get("auto") if selection.card else None
     if not by_size:
-        return select_backend("auto", device)
+        decision = selection.decide()
+        return decision.backend, decision.reason
     sizes: dict[str, list[str]] = {}
     for size, told in by_size.items():
         sizes.setdefault(told.partition(":")[0], []).append(size)
     return " or ".join(sizes), "; ".join(f"{backend} for {', '.join(names)}" for backend, names in sizes.items())
 
 
-def _card(device: torch.device) -> dict:
-    properties = torch.cuda.get_device_properties(device)
+def _card(selection: Selection) -> dict:
+    properties, card = torch.cuda.get_device_properties(selection.device), selection.card
+    assert card, "it is a GPU"
 
     def size(name: str, unit: int) -> float | None:
         value = getattr(properties, name, None)  # older torch lacks some of them
         return None if value is None else round(value / unit, 1)
 
-    obstacle = why_no_build(device)
-    card = {
-        "name": properties.name,
-        "capability": "{}.{}".format(*torch.cuda.get_device_capability(device)),
-        "multiprocessors": properties.multi_processor_count,
+    facts = {
+        "name": card.name,
+        "capability": f"{card.capability[:-1]}.{card.capability[-1]}",
+        "multiprocessors": card.multiprocessors,
         "memory_gib": size("total_memory", 2**30),
         "l2_mib": size("L2_cache_size", 2**20),
         "shared_kib": size("shared_memory_per_multiprocessor", 2**10),
-        "obstacle": obstacle,
+        "obstacle": card.obstacle,
     }
-    if obstacle is None:
-        record = record_of(device)
-        card["record"] = None if record is None else str(record)
-        card["auto"] = {size: _auto(device, size) for size in SIZES.values()}
-        card["tables"] = _tables(device)
-        card["verdicts"] = [_told(verdict) for verdict in _verdicts(device)]
-    return card
+    if card.obstacle is None:
+        record = record_of(card)
+        facts["record"] = None if record is None else str(record)
+        facts["auto"] = {size: _auto(selection.decide(), size) for size in SIZES.values()}
+        facts["tables"] = _tables(selection.device)
+        facts["verdicts"] = [_told(verdict) for verdict in _verdicts(card)]
+    return facts
 
 
-def _auto(device: torch.device, size: str) -> str:
-    """What "auto" takes for a size with bf16 weights, and why."""
-    backend, reason = select_backend("auto", device)
-    if backend == "megakernel" and auto.mode() == "check":
-        taken, reason = auto.decide(device, size, (), may_check=False)
+def _auto(decision: Decision, size: str) -> str:
+    """What "auto" takes for a size with bf16 weights, and why. `decision`: for any size."""
+    backend, reason, evidence = decision
+    if evidence is not None:
+        taken, reason = Evidence.of(evidence.build, size).frame
         backend = "megakernel" if taken else "torch"
     return f"{backend}: {reason}"
 
@@ -124,13 +127,13 @@ def _tables(device: torch.device) -> str:
     )
 
 
-def _verdicts(device: torch.device) -> list[Verdict]:
+def _verdicts(card: Card) -> list[Verdict]:
     """The kept verdicts of a card, for the usual choices of weights."""
     try:
-        keys = [Key.of(device, size, fp8) for size in SIZES.values() for fp8 in WEIGHTS.values()]
+        builds = [Build.of(card, fp8) for fp8 in WEIGHTS.values()]
     except BackendError:  # the kernel's sources are missing, which "auto" reports
         return []
-    return [verdict for key in keys if (verdict := read(key))]
+    return [verdict for size in SIZES.values() for build in builds if (verdict := read(Key.of(build, size)))]
 
 
 def _told(verdict: Verdict) -> dict:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -80,16 +81,16 @@ class Model:
 
     config: ModelConfig
     stored: dict[str, Tensor]  # every `talker.*` tensor, bf16 or E4M3 with scales
-    fp8: Collection[str]  # the parts (fp8.PARTS) that are E4M3
     device: torch.device
+    extension: ModuleType  # our kernels, built for these weights
 
 
-def make_model(size: str, fp8: Collection[str], device: torch.device) -> Model:
-    """`size`: one of verdicts.SIZES' names."""
+def make_model(size: str, fp8: Collection[str], device: torch.device, extension: ModuleType) -> Model:
+    """`size`: one of verdicts.SIZES' names. `fp8`: the parts (fp8.PARTS) that are E4M3."""
     config = ModelConfig.from_folder(DEMO_FOLDER) if size == DEMO else synthetic_config(size)
     tensors = random_talker(config, device, seed=0)
     tensors["talker.model.text_embedding.weight"] = torch.zeros(1, 1)  # no text is spoken; saves 0.6 GB
-    return Model(config, quantized(tensors, frozenset(fp8)), fp8, device)
+    return Model(config, quantized(tensors, frozenset(fp8)), device, extension)
 
 
 def make_prompt(model: Model, rows: int, seed: int) -> Prompt:
@@ -120,9 +121,11 @@ def check_frame(model: Model) -> FramePart:
 def _check_frame(model: Model, figures: dict[str, float]) -> None:
     """Fill `figures`, FramePart's fields, one by one."""
     config, norm = model.config, model.stored["talker.model.norm.weight"]
-    sampling, build = SamplingParams().over(config.sampling), load_extension(model.device, model.fp8)
+    sampling, build = SamplingParams().over(config.sampling), model.extension
     tell(done=0.1, what="comparing codes")
-    kernel = MegakernelFrameDecoder(config, model.stored, slots=max(2, build.MOST_COLUMNS), max_positions=POSITIONS)
+    kernel = MegakernelFrameDecoder(
+        config, model.stored, slots=max(2, build.MOST_COLUMNS), max_positions=POSITIONS, extension=build
+    )
     tensors = dequantized(model.stored, torch.bfloat16)
     model.stored = {}
 
@@ -239,8 +242,7 @@ def _check_vocoder(model: Model, tensors: Mapping[str, Tensor]) -> Part:
     config, slots = model.config.codec.vocoder, list(range(8))
     codes = torch.randint(0, config.codebook_size, (len(slots), sum(PUSHES), config.num_quantizers))
     recent = codes[:, :RECENT_FRAMES].to(model.device, torch.int32).contiguous()
-    build = load_extension(model.device, model.fp8)
-    kernels = GraphVocoder(build, config, tensors, slots=len(slots), recent_codes=recent)
+    kernels = GraphVocoder(model.extension, config, tensors, slots=len(slots), recent_codes=recent)
     eager = TorchVocoder(config, tensors, slots=1)
 
     def pushed() -> Tensor:
@@ -289,8 +291,7 @@ def main(index: str, size: str, weights: str) -> None:
     tell(done=0.0, what="making a model")
     try:
         device = torch.device("cuda", int(index))
-        load_extension(device, fp8)
-        model = make_model(size, fp8, device)
+        model = make_model(size, fp8, device, load_extension(device, fp8))
         torch.cuda.synchronize(model.device)
     except Exception as error:
         tell(unfinished=plain(error))

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel import Audio, SamplingParams, TTSEngine, __version__
-from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
-from qwen_megakernel.backend.select import make_embeddings, select_device
+from qwen_megakernel.backend.select import Backend
 from qwen_megakernel.check.bench import free_memory
 from qwen_megakernel.check.reference import (
     INSTALL,
@@ -42,7 +41,7 @@ from qwen_megakernel.check.teacher_forcing import errors, observed, teacher_forc
 from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.fp8 import dequantized, name_of
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.choices import VERIFIED_FRAMES, parts_of
+from qwen_megakernel.choices import VERIFIED_FRAMES
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder
 from qwen_megakernel.model.recording import load_audio
@@ -51,7 +50,7 @@ from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.voice import Voice, check_ref_options, text_of
 from qwen_megakernel.speech.options import RequestOptions
-from qwen_megakernel.trust.selection import select_backend
+from qwen_megakernel.trust.selection import Selection
 
 log = logging.getLogger(__name__)
 
@@ -193,22 +192,19 @@ def compare_with_teacher_forcing(
 
 
 @torch.inference_mode()
-def compare_kernel(
-    report: Report, checkpoint: Checkpoint, fp8: frozenset[str], device: torch.device, case: Case, frames: int
-) -> None:
+def compare_kernel(report: Report, plan: Backend, case: Case, frames: int) -> None:
     """Let the kernel speak the case, greedy. Compare its hidden states and logits with teacher-forced passes over its
     codes: they must be no further from fp32 than bf16 is."""
-    config = checkpoint.config
-    stored = checkpoint.talker(device, torch.bfloat16, fp8)
-    tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
+    config = plan.checkpoint.config
+    stored = plan.checkpoint.talker(plan.device, torch.bfloat16, plan.fp8)
+    tokenizer = TextTokenizer(plan.checkpoint.folder, config.talker.text_vocab_size)
 
     def prompt(embeddings: Embeddings) -> Prompt:
         builder = PromptBuilder(config, tokenizer, embeddings)
         return builder.build(case.text, case.conditioning, non_streaming_mode=case.non_streaming_mode)
 
-    kernel = MegakernelFrameDecoder(config, stored, slots=1, max_positions=2048)
-    spoken = prompt(make_embeddings("megakernel", config, stored))
-    codes, hidden, logits = observed(kernel, 0, spoken, GREEDY.over(config.sampling), frames)
+    embeddings, kernel = plan.frame_decoder(stored, slots=1, max_positions=2048)
+    codes, hidden, logits = observed(kernel, 0, prompt(embeddings), GREEDY.over(config.sampling), frames)
 
     def forced(dtype: torch.dtype) -> list[Tensor]:
         plain = {name: tensor.to(dtype) for name, tensor in dequantized(stored, dtype).items()}
@@ -239,13 +235,13 @@ def verify(
     whether every comparison held. Raises TTSError: by kind (errors.py)."""
     check_ref_options(ref_audio, ref_text)
     folder = new_folder(output, model)
-    where, module, sampling = select_device(device), reference_module(), SamplingParams(seed=seed)
-    fp8 = frozenset() if weights is None else parts_of(weights)
+    selection = Selection(backend, device, weights=weights)
+    module, sampling = reference_module(), SamplingParams(seed=seed)
     checkpoint = Checkpoint.open(model)
     config = checkpoint.config
     _refuse_what_cannot_be_verified(checkpoint, ref_audio, frames)
-    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
-    chosen, reason = select_backend(backend, where, dtype, config, fp8, may_check=True)
+    plan = selection.choose(checkpoint)
+    where = plan.device
     sound = reference_audio() if ref_audio is None else load_audio(ref_audio, config.codec.sample_rate)
     ref_text = REF_TEXT if ref_audio is None else text_of(ref_text)
     cases = cases_of(config, in_context=ref_text is not None)
@@ -263,15 +259,15 @@ def verify(
     free_memory()
     if module:
         load = partial(Reference, module, str(checkpoint.folder), where)
-        ask_reference(report, load, dtype, outputs, sound, frames, seed)
+        ask_reference(report, load, plan.dtype, outputs, sound, frames, seed)
     else:
         compare_with_teacher_forcing(report, checkpoint, where, outputs)
     free_memory()
-    if chosen == "megakernel":
-        compare_kernel(report, checkpoint, fp8, where, outputs[0].case, frames)
+    if plan.name == "megakernel":
+        compare_kernel(report, plan, outputs[0].case, frames)
         free_memory()
     else:
-        print(f"note   the kernel does not run here and is not compared with fp32: {reason}")
+        print(f"note   the kernel does not run here and is not compared with fp32: {plan.reason}")
     log.info("ours as people use it")
     with TTSEngine.load(model, backend=backend, device=where, weights=weights, max_streams=1) as engine:
         say(engine, outputs[0].case, 4)  # the first utterance costs more than the others
@@ -280,8 +276,9 @@ def verify(
             report.take(row, "ours", audio.samples, audio.compute_s, audio.ttfc_s)
 
     about: dict[str, Any] = {"model": model, "fingerprint": checkpoint.fingerprint, "variant": config.variant}
-    about |= {"size": config.size, "device": str(where), "backend": chosen, "weights": name_of(fp8), "frames": frames}
-    about |= {"seed": seed, "versions": versions, "reference": bool(module), "holds": not report.failed}
+    about |= {"size": config.size, "device": str(where), "backend": plan.name, "weights": name_of(plan.fp8)}
+    about |= {"frames": frames, "seed": seed, "versions": versions}
+    about |= {"reference": bool(module), "holds": not report.failed}
     report.write(about)
     print(f"wrote  {folder.resolve()}: report.json, and index.html to listen to")
     count, unasked = len(report.checks), "" if module else "; the reference did not run"

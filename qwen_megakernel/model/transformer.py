@@ -254,7 +254,7 @@ class Embeddings:
     predictor is narrower and has an adapter of its own. No method waits for the device."""
 
     def __init__(self, config: TalkerConfig, tensors: Mapping[str, Tensor], extension: ModuleType | None = None):
-        """`tensors`: `Checkpoint.talker`'s; the text's table is on the CPU. `extension`: `build.load_extension`'s,
+        """`tensors`: `Checkpoint.talker`'s; the text's table is on the CPU. `extension`: `Build.load`'s,
         where the other tensors are bf16 on a GPU. The text projection is then one call."""
         self._extension = extension
         self._table = tensors["talker.model.text_embedding.weight"]

@@ -7,13 +7,12 @@ import socket
 import threading
 from pathlib import Path
 
-from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import Checkpoint, find_cached
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import BackendError, CheckpointError
 from qwen_megakernel.speech.engine import TTSEngine
-from qwen_megakernel.trust.selection import select_backend
+from qwen_megakernel.trust.selection import Selection
 
 ENGINE_GONE = 70
 """Exit code (EX_SOFTWARE) of a server whose engine is dead or could not be loaded: start it again."""
@@ -37,8 +36,7 @@ def check_model(model: str, options: EngineOptions) -> ModelConfig | None:
         BackendError: the sizes, the device or the backend are not possible here.
         CheckpointError: no such model, a folder without a checkpoint, or an adapter that does not fit it.
     """
-    device = select_device(options.device)
-    select_backend(options.backend, device)
+    selection = Selection(options.backend, options.device)
     if (folder := find_cached(model)) is None:
         return None
     try:
@@ -47,7 +45,7 @@ def check_model(model: str, options: EngineOptions) -> ModelConfig | None:
         if folder == Path(model).expanduser():
             raise
         return None
-    select_backend(options.backend, device, config=checkpoint.config)
+    selection.decide(checkpoint.config)
     return checkpoint.with_adapters(options.adapters).config
 
 

@@ -37,7 +37,7 @@ from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.rates import SpeechRates
 from qwen_megakernel.speech.request import RequestChecker, SpeechRequest, check_begun
 from qwen_megakernel.speech.retries import say_well
-from qwen_megakernel.trust.selection import Selection
+from qwen_megakernel.trust.selection import resolve
 from spoken_text.front_end import Reading
 from spoken_text.spoken_text import SpokenText, spoken_text, spoken_texts
 
@@ -124,17 +124,12 @@ class TTSEngine:
         if not isinstance(options, EngineOptions | None):
             raise BackendError(f"options must be EngineOptions, got {type(options).__name__}")
         options = replace(options or EngineOptions(), **changes)
-        # Refuse what cannot run before looking for a checkpoint.
-        selection = Selection(
-            options.backend, options.device, options.dtype, options.weights, options.vocoder_dtype, options.threads
-        )
-        checkpoint = Checkpoint.open(model, options.adapters)
-        chosen = selection.choose(checkpoint)
-        if options.backend == "auto" and chosen.void is not None:
+        plan = resolve(model, options)
+        if options.backend == "auto" and plan.void is not None:
             options = replace(options, fallback="torch")
-        engine = cls(str(model), checkpoint, chosen, options)
-        if chosen.device.type == "cuda":
-            engine._warm_up(chosen.device)
+        engine = cls(str(model), plan.checkpoint, plan, options)
+        if plan.device.type == "cuda":
+            engine._warm_up(plan.device)
         return engine
 
     def _warm_up(self, device: torch.device) -> None:

@@ -20,18 +20,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO
 
 import torch
 from tqdm import tqdm
 
-from qwen_megakernel.backend.build import alone, load_extension, why_no_build
+from qwen_megakernel.backend.build import Build, alone
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.trust.verdicts import (
     MOST_BYTES,
     TRY_AGAIN,
+    Evidence,
     FramePart,
     Key,
     Part,
@@ -40,7 +40,6 @@ from qwen_megakernel.trust.verdicts import (
     keep,
     part_of,
     read,
-    record_of,
 )
 
 log = logging.getLogger(__name__)
@@ -68,48 +67,19 @@ def mode() -> str:
     return value
 
 
-def decide(device: torch.device, size: str | None, fp8: Collection[str], *, may_check: bool) -> tuple[bool, str]:
-    """(does "auto" take the kernel, and why) on a CUDA device that can run it. `size`: one of verdicts.SIZES' names;
-    None: any. `fp8`: parts (fp8.PARTS) whose weights are E4M3. `may_check`: check a card without evidence now. This
-    compiles the kernel and may take TIME_LIMIT_S."""
-    record = record_of(device)
+def checked(device: torch.device, known: Evidence) -> Evidence:
+    """The evidence about a CUDA device. Where there is none, our kernels are compiled and checked now, which may take
+    TIME_LIMIT_S."""
+    if known.key is None or known.record or known.verdict:
+        return known
+    return replace(known, verdict=check(device, known.build, known.key, again=False))
+
+
+def check(device: torch.device, build: Build, key: Key, *, again: bool = True) -> Verdict:
+    """Check our kernels on a CUDA device, keep the verdict and log it. `again`: False: accept a verdict that another
+    thread or process has reached."""
     try:
-        key = Key.of(device, size, fp8) if size else None
-    except BackendError as error:
-        return False, str(error)
-    verdict = read(key) if key else None
-    if verdict is None:
-        if record is not None:
-            return True, str(record)
-        if size is None or not may_check:
-            return True, "it can run here; the self-check at the first load decides"
-        verdict = check(device, size, fp8, again=False)
-    return verdict.frame.taken, str(verdict) if verdict.frame.taken else f"{verdict}; {TRY_AGAIN}"
-
-
-def why_no_vocoder(device: torch.device, size: str | None, fp8: Collection[str]) -> str | None:
-    """Why "auto" does not take the vocoder's kernels on a CUDA device. None: it takes them, or they cannot be built. A
-    `size` of None: one that the frame kernel does not have."""
-    if why_no_build(device):
-        return None
-    try:
-        verdict = read(Key.of(device, size, fp8)) if size else None
-    except BackendError as error:
-        return str(error)
-    if verdict is not None:
-        return None if verdict.vocoder.taken else f"self-check on this {verdict.key.card}: {verdict.vocoder}"
-    if record_of(device):
-        return None
-    return "its kernels have not been checked on this card; backend='auto' checks them with the frame kernel"
-
-
-def check(device: torch.device, size: str, fp8: Collection[str], *, again: bool = True) -> Verdict:
-    """Check the kernel on a CUDA device for which it can be compiled, keep the verdict and log it. `size`, `fp8`: as
-    for `decide`. `again`: False: accept a verdict that another thread or process has reached. Raises BackendError: the
-    kernel's sources are missing."""
-    key = Key.of(device, size, fp8)
-    try:
-        load_extension(device, fp8)  # compiled here, so that the time limit covers the check alone
+        build.load()  # compiled here, so that the time limit covers the check alone
         path, does = file_of(key).with_suffix(".lock"), f"checks the kernel on this {key.card}"
         with _ONE_AT_A_TIME, alone(path, does, LOCK_S):
             if not again and (known := read(key)):

@@ -11,17 +11,16 @@ import math
 import os
 import re
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import torch
-from torch import device as Device
 
-from qwen_megakernel.backend import build
+from qwen_megakernel.backend.build import Build, cache_root
+from qwen_megakernel.backend.card import Card
 from qwen_megakernel.backend.sizes import DIMS
-from qwen_megakernel.backend.targets import capability, target_of
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import name_of
 from qwen_megakernel.choices import MODEL_SIZES
@@ -61,12 +60,11 @@ RECORDS = (
 )
 
 
-def record_of(device: torch.device) -> Record | None:
-    """Our record of a CUDA device."""
-    properties = torch.cuda.get_device_properties(device)
+def record_of(card: Card) -> Record | None:
+    """Our record of a card."""
     for record in RECORDS:
-        same = (record.capability, record.multiprocessors) == (capability(device), properties.multi_processor_count)
-        if same and re.search(rf"\b{record.card}\b", properties.name):
+        same = (record.capability, record.multiprocessors) == (card.capability, card.multiprocessors)
+        if same and re.search(rf"\b{record.card}\b", card.name):
             return record
     return None
 
@@ -84,19 +82,14 @@ class Key:
     weights: str  # "bf16", "fp8", "fp8-predictor", or parts such as "codec_head,talker"
 
     @classmethod
-    def of(cls, device: Device, size: str, fp8: Collection[str]) -> "Key":
-        """The key of a CUDA device that the kernel can be compiled for (`why_no_build`). Raises BackendError: the
-        kernel's sources are missing."""
-        properties = torch.cuda.get_device_properties(device)
-        name = name_of(frozenset(fp8))
-        target = target_of(device)
-        assert target, "`why_no_build` has found one"
+    def of(cls, build: Build, size: str) -> "Key":
+        name = name_of(build.fp8)
         return cls(
-            card=properties.name,
-            multiprocessors=properties.multi_processor_count,
-            driver=".".join(map(str, build.driver_version() or ("none",))),
+            card=build.card.name,
+            multiprocessors=build.card.multiprocessors,
+            driver=".".join(map(str, build.card.driver or ("none",))),
             torch=torch.__version__,
-            build=build.cache_folder(target, fp8).name,
+            build=build.folder.name,
             size=size,
             weights=name if isinstance(name, str) else ",".join(name),
         )
@@ -197,7 +190,7 @@ def part_of(kind: type[AnyPart], value: object, name: str) -> AnyPart:
 
 def folder() -> Path:
     """Where verdicts are kept: beside the builds."""
-    return build.cache_root() / "qwen_megakernel_verdicts"
+    return cache_root() / "qwen_megakernel_verdicts"
 
 
 def file_of(key: Key) -> Path:
@@ -252,6 +245,48 @@ def _write(path: Path, text: str) -> None:
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a build on its card, for models of one size.
+
+    Attributes:
+        key: what a verdict holds for; None: the size is not known, or the frame kernel has no such size.
+        record: ours of the card.
+        verdict: the self-check's.
+    """
+
+    build: Build
+    key: Key | None
+    record: Record | None
+    verdict: Verdict | None
+
+    @classmethod
+    def of(cls, build: Build, size: str | None) -> "Evidence":
+        """`size`: one of SIZES' names; None: any."""
+        key = Key.of(build, size) if size else None
+        return cls(build, key, record_of(build.card), read(key) if key else None)
+
+    @property
+    def frame(self) -> tuple[bool, str]:
+        """(does "auto" take the frame kernel, and why)."""
+        if self.verdict is not None:
+            taken = self.verdict.frame.taken
+            return taken, str(self.verdict) if taken else f"{self.verdict}; {TRY_AGAIN}"
+        if self.record is not None:
+            return True, str(self.record)
+        return True, "it can run here; the self-check at the first load decides"
+
+    @property
+    def vocoder_obstacle(self) -> str | None:
+        """Why "auto" does not take the vocoder's kernels; None: it takes them."""
+        if self.verdict is not None:
+            vocoder = self.verdict.vocoder
+            return None if vocoder.taken else f"self-check on this {self.build.card.name}: {vocoder}"
+        if self.record is not None:
+            return None
+        return "its kernels have not been checked on this card; backend='auto' checks them with the frame kernel"
 
 
 def void(key: Key, reason: str) -> None:
