@@ -8,11 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from qwen_megakernel.errors import *  # noqa: F403 - every one of them is public
-from qwen_megakernel.moved import find_moved_modules
 
 __version__ = "0.3.0"
-
-find_moved_modules()
 
 if TYPE_CHECKING:  # for type checkers "X as X" is public; they see no `__getattr__`, so they report misspelt names
     from qwen_megakernel.checkpoint.config import SamplingParams as SamplingParams
