@@ -19,13 +19,13 @@ from torch import Tensor
 
 from qwen_megakernel import CheckpointError, TTSEngine
 from qwen_megakernel.checkpoint import adapters as module_under_test
-from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
 from qwen_megakernel.checkpoint.tensors import talker_tensors
 from qwen_megakernel.choices import WEIGHTS
 from qwen_megakernel.cli import main
 from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.sampling_params import GREEDY
 from qwen_megakernel.speech.shared import acquire, release
 
 CPU = torch.device("cpu")

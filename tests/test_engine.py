@@ -30,7 +30,7 @@ from qwen_megakernel import (
     TTSEngine,
     VoiceError,
 )
-from qwen_megakernel.checkpoint.config import GREEDY
+from qwen_megakernel.sampling_params import GREEDY
 
 TEXT = "Hello there, how are you today?"
 

@@ -15,7 +15,7 @@ from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.pack import places
 from qwen_megakernel.backend.sizes import PAGE_POSITIONS as PAGE
 from qwen_megakernel.backend.sizes import padded_mlp
-from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig, SamplingParams
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import dequantized, quantized
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
@@ -24,6 +24,7 @@ from qwen_megakernel.errors import KernelFault
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.sampling import Code0Rules, Draw, gumbel_noise
 from qwen_megakernel.model.transformer import Embeddings, KVCache, Transformer, apply_rope, rms_norm
+from qwen_megakernel.sampling_params import GREEDY, SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,

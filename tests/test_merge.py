@@ -23,7 +23,6 @@ from safetensors.torch import load_file, save_file
 from serving import ready
 
 from qwen_megakernel import CheckpointError, SamplingParams, TTSEngine
-from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.merge import merge_checkpoint
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
@@ -35,6 +34,7 @@ from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.pipecat_tts import MegakernelTTSSettings as Settings
+from qwen_megakernel.sampling_params import GREEDY
 
 CPU = torch.device("cpu")
 FILE = "model.safetensors"

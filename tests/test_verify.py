@@ -25,13 +25,13 @@ from qwen_megakernel.check import verify
 from qwen_megakernel.check.reference import INSTALL, Case, reference_audio, reference_module
 from qwen_megakernel.check.report import Report, gap, parting
 from qwen_megakernel.check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
-from qwen_megakernel.checkpoint.config import GREEDY, SamplingParams
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.cli import main
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import TorchVocoder
+from qwen_megakernel.sampling_params import GREEDY, SamplingParams
 
 FRAMES = 6
 CPU = torch.device("cpu")

@@ -17,12 +17,12 @@ from cases import reference_audio
 from safetensors.torch import save_file
 
 from qwen_megakernel import AudioError, BackendError, RequestError, SpeakerError, TTSEngine, Voice, VoiceError
-from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model import audio_file
 from qwen_megakernel.model.recording import load_audio, load_recording
 from qwen_megakernel.model.vocoder import TorchVocoder
 from qwen_megakernel.model.voice import log_mel, mean_vector
+from qwen_megakernel.sampling_params import GREEDY
 
 RATE = 24000
 

@@ -29,11 +29,12 @@ from qwen_megakernel.backend.sizes import (
     SPLITS,
     padded_mlp,
 )
-from qwen_megakernel.checkpoint.config import MIN_FRAMES, ModelConfig, SamplingParams, StackConfig, TalkerConfig
+from qwen_megakernel.checkpoint.config import MIN_FRAMES, ModelConfig, StackConfig, TalkerConfig
 from qwen_megakernel.checkpoint.fp8 import SCALE, parts_in
 from qwen_megakernel.errors import BackendError, KernelFault, SpeechError
 from qwen_megakernel.model.prompt import Prefix, Prompt
 from qwen_megakernel.model.sampling import Draw
+from qwen_megakernel.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 

@@ -15,12 +15,13 @@ from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
-from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import dequantized, parts_in
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import TorchVocoder
+from qwen_megakernel.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 

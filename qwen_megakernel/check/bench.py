@@ -23,7 +23,6 @@ from qwen_megakernel.backend.build import driver_version
 from qwen_megakernel.backend.cpu_threads import use_threads
 from qwen_megakernel.backend.interfaces import AHEAD, FrameDecoder
 from qwen_megakernel.backend.select import Backend, make_decoder, make_embeddings, select_device
-from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.fp8 import dequantized
 from qwen_megakernel.checkpoint.load import Checkpoint, name_of_model
 from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint
@@ -31,6 +30,7 @@ from qwen_megakernel.choices import DEMO, parts_of
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.sampling_params import SamplingParams
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.trust.selection import select_backend

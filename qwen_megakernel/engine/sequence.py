@@ -15,7 +15,6 @@ import numpy as np
 from torch import Tensor
 
 from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES
-from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.engine.audio import Audio, Chunk, Timings
 from qwen_megakernel.engine.callbacks import CallbackRunner, DirectCalls
 from qwen_megakernel.engine.runaway import RunawayGuard
@@ -26,6 +25,7 @@ from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.time_stretch import TimeStretch
 from qwen_megakernel.model.vocoder import Portion
+from qwen_megakernel.sampling_params import SamplingParams
 
 FRAME_S = 0.08  # seconds of audio of a frame: the model's 12.5 frames a second
 
