@@ -232,14 +232,14 @@ def test_files_that_are_missing_broken_or_too_large_are_refused(tiny, tmp_path, 
     refused(folder, [tmp_path], "cut off or padded")
     file.write_bytes(whole)
     with monkeypatch.context() as patch:
-        patch.setattr(module_under_test, "_MOST_HEADER_BYTES", -(10**9))
+        patch.setattr(module_under_test, "MOST_HEADER_BYTES", -(10**9))
         refused(folder, [tmp_path], "an adapter of this model has at most")
     file.rename(tmp_path / "adapter_model.bin")
     refused(folder, [tmp_path], r"adapter_model\.safetensors is missing; adapter_model\.bin is a pickle")
     save_file({}, file)
     refused(folder, [tmp_path], "it has no tensors")
     edit_config(tmp_path, padding="x" * 2**20)
-    refused(folder, [tmp_path], r"adapter_config\.json: at most 1048576 bytes, found \d+")
+    refused(folder, [tmp_path], r"adapter_config\.json: .* at most 1048576 bytes")
     (tmp_path / "adapter_config.json").write_text("{")
     refused(folder, [tmp_path], r"adapter_config\.json: not valid JSON")
 

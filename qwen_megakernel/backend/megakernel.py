@@ -26,6 +26,7 @@ from qwen_megakernel.backend.sizes import (
     MLP_PACKET,
     PACKET,
     PAGE_POSITIONS,
+    SPIN_LIMIT,
     SPLITS,
     padded_mlp,
 )
@@ -41,7 +42,6 @@ log = logging.getLogger(__name__)
 TABLES_LEAVE = 4 * 2**30
 """Bytes of a GPU's memory that tables leave free: for the vocoder, its streams, and who else uses the card."""
 
-SPIN_LIMIT = 4_000_000  # polls before a wait inside the kernel gives up: seconds on a healthy card
 
 STAGES = tuple(
     f"{stack} {stage}"
