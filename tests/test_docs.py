@@ -417,7 +417,7 @@ def test_what_troubleshooting_quotes_is_said_somewhere():
     theirs = words_of(*(Path(importlib.util.find_spec(module).origin) for module in others))
     quotes = [span for span in SPAN.findall(FENCE.sub("", TEXTS["docs/troubleshooting.md"])) if " " in span]
     quotes = [span for span in quotes if not is_code(span)]
-    assert len(quotes) > 50
+    assert quotes
     for quote in quotes:
         for piece in re.split("…|QWEN_MEGAKERNEL_TOKEN", quote):
             assert piece.strip(" :") in ours or piece.strip(" :") in theirs, quote
