@@ -327,6 +327,14 @@ def test_commands_and_options_within_sentences_exist():
                 assert given <= known, f"{name}: {span}"
 
 
+def test_make_help_lists_every_target():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {name for names in re.findall(r"^([a-z][a-z -]*):(?!=)", makefile, re.M) for name in names.split()}
+    told = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = re.findall(r"^  make (\S+) +\S", told, re.M)
+    assert sorted(listed) == sorted(targets) == sorted(re.search(r"^\.PHONY: (.*)$", makefile, re.M)[1].split())
+
+
 def test_checkpoints_are_published_ones():
     for name in GUIDES:
         for found in re.findall(r"Qwen/Qwen3-TTS-[\w.-]*\w", TEXTS[name]):
