@@ -317,7 +317,7 @@ def test_a_broken_adapter_leaves_nothing_loaded(tiny, tmp_path, monkeypatch):
     whole, broken = write_adapter(tmp_path / "whole"), write_adapter(tmp_path / "broken")
     change(broken, A, torch.full((4, 64), torch.nan))
     monkeypatch.setattr(Checkpoint, "talker", lambda *_: pytest.fail("weights were read"))
-    with pytest.raises(CheckpointError, match="broken.*is not finite"):
+    with pytest.raises(CheckpointError, match="broken.*not finite"):
         TTSEngine.load(tiny("custom_voice"), device="cpu", adapters=[whole, broken])
 
 
@@ -434,5 +434,5 @@ def test_names_that_differ_by_case_alone_are_refused(made):
     config = json.loads((folder / "config.json").read_text())
     config["talker_config"]["spk_id"]["ADA lovelace"] = 7
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="spk_id has 'ada lovelace' twice"):
+    with pytest.raises(CheckpointError, match="spk_id .*'ada lovelace'"):
         Checkpoint.open(folder)

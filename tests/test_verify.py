@@ -549,7 +549,7 @@ def test_what_only_25_hz_needs_may_be_missing(installed):
 @pytest.mark.parametrize("source", ["import a_module_that_nobody_has", "raise OSError('a_module_that_nobody_has')"])
 def test_a_reference_that_cannot_be_imported_is_not_passed_over(source, installed):
     installed(source)
-    with pytest.raises(BackendError, match="a_module_that_nobody_has.*these versions work: pip install"):
+    with pytest.raises(BackendError, match="a_module_that_nobody_has.*pip install"):
         reference_module()
 
 
