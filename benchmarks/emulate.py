@@ -23,12 +23,13 @@ from measure_decode import Frames
 from qwen_megakernel.backend import build
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.targets import TARGETS
-from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import quantized
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
 from qwen_megakernel.choices import WEIGHTS
 from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.sampling_params import SamplingParams
 
 OURS = "sm_90ax128"
 FRAMES = 8

@@ -23,13 +23,14 @@ from qwen_megakernel.backend import build
 from qwen_megakernel.backend.megakernel import STAGES, MegakernelFrameDecoder
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.check.bench import weight_bytes
-from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig, SamplingParams
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import dequantized, parts_in, quantized
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
 from qwen_megakernel.choices import WEIGHTS
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings
+from qwen_megakernel.sampling_params import GREEDY, SamplingParams
 
 
 def times_ms(step, repeats: int) -> torch.Tensor:

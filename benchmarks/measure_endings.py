@@ -28,6 +28,7 @@ from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.engine.runaway import HELD_SLACK, HELD_TIMES, LETTER_FRAMES, letters_of
 from qwen_megakernel.engine.sequence import FRAME_S
+from qwen_megakernel.sampling_params import GREEDY
 from qwen_megakernel.trust.selection import Selection
 
 SETTINGS = {

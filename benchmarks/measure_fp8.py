@@ -37,7 +37,7 @@ from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.check.bench import weight_bytes
 from qwen_megakernel.check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
-from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import dequantized, part_of, quantized
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
@@ -48,6 +48,7 @@ from qwen_megakernel.model.prompt import Prompt, PromptBuilder
 from qwen_megakernel.model.sampling import Draw, gumbel_noise
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
+from qwen_megakernel.sampling_params import GREEDY
 from qwen_megakernel.trust.selection import Selection
 
 PROMPT_ROWS = 12

@@ -8,14 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from qwen_megakernel.errors import *  # noqa: F403 - every one of them is public
-from qwen_megakernel.moved import find_moved_modules
 
 __version__ = "0.3.0"
 
-find_moved_modules()
-
 if TYPE_CHECKING:  # for type checkers "X as X" is public; they see no `__getattr__`, so they report misspelt names
-    from qwen_megakernel.checkpoint.config import SamplingParams as SamplingParams
     from qwen_megakernel.engine.audio import Audio as Audio
     from qwen_megakernel.engine.audio import Chunk as Chunk
     from qwen_megakernel.engine.audio import Timings as Timings
@@ -24,6 +20,7 @@ if TYPE_CHECKING:  # for type checkers "X as X" is public; they see no `__getatt
     from qwen_megakernel.engine.utterance import ChunkStream as ChunkStream
     from qwen_megakernel.engine.utterance import Utterance as Utterance
     from qwen_megakernel.model.voice import Voice as Voice
+    from qwen_megakernel.sampling_params import SamplingParams as SamplingParams
     from qwen_megakernel.speech.engine import TTSEngine as TTSEngine
     from spoken_text.front_end import TextFrontEnd as TextFrontEnd
     from spoken_text.lexicon import Lexicon as Lexicon
@@ -37,7 +34,7 @@ else:
         "EngineOptions": ".engine.options",
         "Lexicon": "spoken_text.lexicon",
         "Pause": "spoken_text.pauses",
-        "SamplingParams": ".checkpoint.config",
+        "SamplingParams": ".sampling_params",
         "TTSEngine": ".speech.engine",
         "TextFrontEnd": "spoken_text.front_end",
         "Timings": ".engine.audio",

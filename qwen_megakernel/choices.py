@@ -58,6 +58,10 @@ ENDINGS = (*FORMATS, *MPEG4)
 
 OUT = "out.wav"  # the command line's output file
 
+SOCKET_PATH = "/v1/audio/speech/socket"
+"""Where a server takes text in pieces, in contexts, over a WebSocket."""
+MOST_CONTEXT_NAME = 64  # characters of the name of such a context
+
 PLAYERS = {
     "aplay": (["-q"], {".wav"}),
     "paplay": ([], {".wav", ".flac", ".ogg"}),

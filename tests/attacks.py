@@ -39,7 +39,7 @@ def main() -> None:
     from qwen_megakernel.engine.options import EngineOptions
     from qwen_megakernel.server.app import make_app, serve
     from qwen_megakernel.server.limits import Limits
-    from qwen_megakernel.server.process import load_for_good
+    from qwen_megakernel.server.process import bind, load_for_good
 
     told, limits = Path(sys.argv[1]), Limits(**json.loads(sys.argv[2]))
     select.measure = lambda *_: CpuSpeed(1, {1: 1e-4})  # beside other work fewer utterances would run at once
@@ -56,11 +56,9 @@ def main() -> None:
         beat.cancel()
 
     app.router.lifespan_context = beating
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (told / "port").write_text(str(port))
-    sys.exit(serve(app, "127.0.0.1", port))
+    listener = bind("127.0.0.1", 0)
+    (told / "port").write_text(str(listener.getsockname()[1]))
+    sys.exit(serve(app, listener))
 
 
 async def _beat(told: Path) -> None:

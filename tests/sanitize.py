@@ -16,11 +16,12 @@ import torch
 from qwen_megakernel.backend import megakernel, vocoder_graphs, vocoder_recorder
 from qwen_megakernel.backend.build import load_extension
 from qwen_megakernel.backend.interfaces import RECENT_FRAMES
-from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings
+from qwen_megakernel.sampling_params import SamplingParams
 
 megakernel.SPIN_LIMIT = vocoder_recorder.SPIN_LIMIT = 2**31
 GPU = torch.device("cuda")

@@ -4,10 +4,10 @@ import torch
 
 from qwen_megakernel import SamplingParams
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
-from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings
+from qwen_megakernel.sampling_params import GREEDY
 
 PUBLISHED = SamplingParams(True, 0.9, 50, 1.0, 1.05, True, 0.9, 50, 1.0)
 SETTINGS = {

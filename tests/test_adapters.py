@@ -19,13 +19,13 @@ from torch import Tensor
 
 from qwen_megakernel import CheckpointError, TTSEngine
 from qwen_megakernel.checkpoint import adapters as module_under_test
-from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
 from qwen_megakernel.checkpoint.tensors import talker_tensors
 from qwen_megakernel.choices import WEIGHTS
 from qwen_megakernel.cli import main
 from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.sampling_params import GREEDY
 from qwen_megakernel.speech.shared import acquire, release
 
 CPU = torch.device("cpu")
@@ -232,14 +232,14 @@ def test_files_that_are_missing_broken_or_too_large_are_refused(tiny, tmp_path, 
     refused(folder, [tmp_path], "cut off or padded")
     file.write_bytes(whole)
     with monkeypatch.context() as patch:
-        patch.setattr(module_under_test, "_MOST_HEADER_BYTES", -(10**9))
+        patch.setattr(module_under_test, "MOST_HEADER_BYTES", -(10**9))
         refused(folder, [tmp_path], "an adapter of this model has at most")
     file.rename(tmp_path / "adapter_model.bin")
     refused(folder, [tmp_path], r"adapter_model\.safetensors is missing; adapter_model\.bin is a pickle")
     save_file({}, file)
     refused(folder, [tmp_path], "it has no tensors")
     edit_config(tmp_path, padding="x" * 2**20)
-    refused(folder, [tmp_path], r"adapter_config\.json: at most 1048576 bytes, found \d+")
+    refused(folder, [tmp_path], r"adapter_config\.json: .* at most 1048576 bytes")
     (tmp_path / "adapter_config.json").write_text("{")
     refused(folder, [tmp_path], r"adapter_config\.json: not valid JSON")
 
@@ -317,7 +317,7 @@ def test_a_broken_adapter_leaves_nothing_loaded(tiny, tmp_path, monkeypatch):
     whole, broken = write_adapter(tmp_path / "whole"), write_adapter(tmp_path / "broken")
     change(broken, A, torch.full((4, 64), torch.nan))
     monkeypatch.setattr(Checkpoint, "talker", lambda *_: pytest.fail("weights were read"))
-    with pytest.raises(CheckpointError, match="broken.*is not finite"):
+    with pytest.raises(CheckpointError, match="broken.*not finite"):
         TTSEngine.load(tiny("custom_voice"), device="cpu", adapters=[whole, broken])
 
 
@@ -434,5 +434,5 @@ def test_names_that_differ_by_case_alone_are_refused(made):
     config = json.loads((folder / "config.json").read_text())
     config["talker_config"]["spk_id"]["ADA lovelace"] = 7
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="spk_id has 'ada lovelace' twice"):
+    with pytest.raises(CheckpointError, match="spk_id .*'ada lovelace'"):
         Checkpoint.open(folder)

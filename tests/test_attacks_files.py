@@ -90,7 +90,7 @@ def test_what_is_no_regular_file_is_refused_at_once(reader, kind, tmp_path):
         os.mkfifo(path if kind == "pipe" else tmp_path / "pipe")
         if kind == "link to a pipe":
             path.symlink_to(tmp_path / "pipe")
-    with ended_soon(), pytest.raises(error, match="is a regular file, but this is"):
+    with ended_soon(), pytest.raises(error, match="regular file"):
         read(path)
 
 
@@ -129,9 +129,9 @@ def test_what_is_larger_than_allowed_is_not_read(tmp_path):
     path = tmp_path / "config.json"
     with path.open("wb") as file:
         file.truncate(10**12)  # with holes: it takes no room
-    with pytest.raises(CheckpointError, match="has at most 1048576 bytes, this one has 1000000000000"):
+    with pytest.raises(CheckpointError, match="1048576 .*1000000000000"):
         read_json(path)
-    with pytest.raises(OSError, match="has at most 10 bytes"):
+    with pytest.raises(OSError, match="at most 10 bytes"):
         files.read_file("/proc/self/maps", "a list", 10)  # it states no size
 
 
@@ -374,7 +374,7 @@ ENTRY |= {"error": None, "request": "0" * 16, "threads": 1}
 def test_a_manifest_that_is_none_is_refused_and_kept(raw, tmp_path):
     path = tmp_path / "manifest.jsonl"
     path.write_bytes(raw.encode("latin-1") + b"\n")
-    with pytest.raises(RequestError, match=r"line 1: not a manifest of `batch`; name another --output"):
+    with pytest.raises(RequestError, match=r"line 1: .*`batch`.*--output"):
         Manifest(tmp_path)
     assert path.read_bytes() == raw.encode("latin-1") + b"\n"
 

@@ -66,7 +66,6 @@ BROKEN = {
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("first", BROKEN.values(), ids=BROKEN)
 def test_a_bad_first_frame_is_one_line_in_the_log_at_most(attacked, path, first):
-    time.sleep(0)
     before = attacked.server.log().count("\n")
     lines = [attacked.server.raw_socket(path), attacked.server.raw_socket(path)]
     lines[0].sendall(first)
@@ -103,7 +102,7 @@ def test_who_asks_for_speech_and_does_not_read_it_costs_others_nothing(attacked)
         for name in "ab":
             asked = {"type": "text", "context": name, "text": "Hello there. " * 300, "end": True}
             line.sendall(frame(1, json.dumps(asked).encode()))
-        time.sleep(LIMITS["idle_s"] + 1)
+        time.sleep(LIMITS["idle_s"] + 1)  # the attack is that nobody reads for so long
 
     attacked.attack(attack)
 
@@ -175,4 +174,4 @@ def test_a_stop_in_the_middle_of_all_this_is_clean(tmp_path):
         for first in BROKEN.values():
             lines.append(server.raw_socket())
             lines[-1].sendall(first)
-        time.sleep(0.5)
+        assert server.ask("/health")[0] == 200  # behind what was sent before

@@ -129,7 +129,7 @@ def test_an_id_is_never_a_path(name):
     "text", ["", "id,speaker\na,b\n", "text,text\na,b\n", "text,voise\na,b\n", "Hello there.\n", '"text\n']
 )
 def test_a_csv_whose_header_is_wrong_is_refused(text):
-    with pytest.raises(RequestError, match="first row of the CSV must name its columns"):
+    with pytest.raises(RequestError, match="first row .*columns"):
         lines(text, "csv")
 
 

@@ -108,7 +108,7 @@ def test_frames_are_counted_behind_the_warm_up_and_all_are_collected(columns):
 
 
 def test_a_model_that_always_ends_is_told():
-    with pytest.raises(RequestError, match="could be timed"):
+    with pytest.raises(RequestError, match="timed"):
         bench.frame_ms(Decoder(1, ["always"]), torch.zeros(8), SamplingParams(), 1, 20)
 
 

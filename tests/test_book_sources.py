@@ -357,9 +357,9 @@ def test_legacy_encodings_are_told_apart(text, encoding, capsys):
 
 
 def test_a_wrong_byte_in_utf_8_is_named_and_not_guessed():
-    with pytest.raises(RequestError, match="line 2 has the byte 0xe9, which is not UTF-8"):
+    with pytest.raises(RequestError, match="line 2 .*0xe9.*UTF-8"):
         decoded("Öne ä ö ü.\nCaf".encode() + b"\xe9", "x")
-    with pytest.raises(RequestError, match="begins as UTF-16"):
+    with pytest.raises(RequestError, match="UTF-16"):
         decoded(b"\xff\xfea", "x")
 
 

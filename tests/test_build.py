@@ -476,7 +476,7 @@ def test_a_failed_build_leaves_nothing_and_is_told(fresh, monkeypatch):
         raise RuntimeError("ninja: build stopped")
 
     monkeypatch.setattr(cpp_extension, "load", load)
-    with pytest.raises(BackendError, match=f"could not be compiled in {fresh}: ninja: build stopped"):
+    with pytest.raises(BackendError, match=f"{fresh}.*ninja: build stopped"):
         build.load_extension(GPU)
     assert [file.name for file in fresh.iterdir()] == ["lock"]
 
@@ -535,7 +535,7 @@ def test_builds_of_other_sources_have_other_folders(tmp_path, monkeypatch):
 def test_a_launch_of_more_sequences_than_the_build_has_columns_is_refused():
     decoder = MegakernelFrameDecoder.__new__(MegakernelFrameDecoder)
     decoder.width = 4
-    with pytest.raises(ValueError, match="takes 1 to 4 slots, got .*4"):
+    with pytest.raises(ValueError, match="1 to 4 .*4"):
         decoder.launch(range(5))
 
 

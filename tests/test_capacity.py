@@ -34,7 +34,7 @@ def test_one_more_than_slots_and_queue_is_refused_at_once(backend):
         held = hold(engine, 2)
         waiting = [engine.submit(TEXT, sampling=seeded(i), max_frames=8) for i in range(3)]
         for _ in range(3):
-            with pytest.raises(EngineBusy, match="all 2 streams are taken and 3 more wait"):
+            with pytest.raises(EngineBusy, match="2 streams .*3 more"):
                 engine.submit(TEXT)
         assert engine.metrics()["busy"] == 3 and engine.health()["streams"] == 5
         held[0].cancel()
@@ -47,7 +47,7 @@ def test_one_more_than_slots_and_queue_is_refused_at_once(backend):
 def test_without_a_queue_a_full_engine_refuses_at_once(backend):
     with backend.load(max_streams=1, max_queue=0) as engine:
         held = hold(engine, 1)
-        with pytest.raises(EngineBusy, match="all 1 streams are taken"):
+        with pytest.raises(EngineBusy, match="1 streams"):
             engine.generate(TEXT)
         held[0].cancel()
         held[0].result(timeout=PATIENCE_S)
@@ -59,7 +59,7 @@ def test_who_waits_too_long_is_told_and_the_others_go_on(backend):
         held = hold(engine, 1)
         waiting = [engine.submit(TEXT) for _ in range(3)]
         for utterance in waiting:
-            with pytest.raises(EngineBusy, match=r"no stream became free within 0.3 s"):
+            with pytest.raises(EngineBusy, match=r"0\.3 s"):
                 utterance.result(timeout=PATIENCE_S)
         assert engine.metrics()["timed_out"] == 3 and engine.health()["queued"] == 0
         held[0].push_text("friend and more.")
@@ -146,7 +146,7 @@ def test_too_many_slots_are_refused_with_the_number_that_fits(backend, monkeypat
     for more in (-(2**28), 2**30):  # below and above what the vocoder's larger pushes take
         assert need.slots_in(memory + more + need.slot) == need.slots_in(memory + more) + 1
     monkeypatch.setattr("qwen_megakernel.engine.memory._memory", lambda _device: memory)
-    with pytest.raises(OutOfMemoryError, match=rf"10{{6}} slots .*: about {fits} slots of 2048 positions fit"):
+    with pytest.raises(OutOfMemoryError, match=rf"10{{6}} slots .*{fits} slots of 2048 positions"):
         backend.load(max_streams=10**6)
 
 

@@ -123,7 +123,7 @@ def test_an_index_cannot_name_a_path(copy, shard):
 def test_pickles_are_never_opened(copy):
     folder = copy()
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is a pickle"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*pickle"):
         Checkpoint.open(folder)
 
 
@@ -243,7 +243,7 @@ def test_numbers_of_thousands_of_digits_are_refused(copy):
     folder = copy()
     text = (folder / "config.json").read_text()
     (folder / "config.json").write_text(text.replace('"model_type"', f'"x": {"9" * 5000}, "model_type"', 1))
-    with pytest.raises(CheckpointError, match=r"config\.json: not valid JSON"):
+    with pytest.raises(CheckpointError, match=r"config\.json.*JSON"):
         Checkpoint.open(folder)
 
 
@@ -276,10 +276,10 @@ def test_broken_files_are_named(copy):
     folder = copy()
     for content in ("{", "[" * 100_000):
         (folder / "generation_config.json").write_text(content)
-        with pytest.raises(CheckpointError, match=r"generation_config\.json: not valid JSON"):
+        with pytest.raises(CheckpointError, match=r"generation_config\.json.*JSON"):
             Checkpoint.open(folder)
     (folder / "generation_config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"generation_config\.json: file is missing"):
+    with pytest.raises(CheckpointError, match=r"generation_config\.json.*missing"):
         Checkpoint.open(folder)
 
 
@@ -304,7 +304,7 @@ def test_ids_come_from_the_checkpoint():
 
 def test_codec_rates_must_agree():
     codec = codec_config(False, 256) | {"decode_upsample_rate": 960}
-    with pytest.raises(CheckpointError, match="decode_upsample_rate must be 1920"):
+    with pytest.raises(CheckpointError, match="decode_upsample_rate .*1920"):
         CodecConfig.from_json(JsonObject(codec, "x"))
 
 

@@ -62,7 +62,7 @@ def test_pitch_comes_to_the_same_phase_at_every_frame(fresh_seed):
 
 def test_durations_that_do_not_sum_to_the_sound_are_refused(numbers):
     samples, durations = spoken([4800, 4800, 4800])
-    with pytest.raises(ValueError, match="should last 14400 samples, got 3 of 14399"):
+    with pytest.raises(ValueError, match="14400 .*14399"):
         teacher.utterance("a", [(0, [0, 1, 0], [(1, 2, 0, 1)])], [(samples, durations - [0, 0, 1])], "ada")
 
 

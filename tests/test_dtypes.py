@@ -61,7 +61,7 @@ def test_a_shared_engine_is_the_same_by_name_and_by_torch_dtype():
 
 def test_an_engine_refuses_before_a_checkpoint_is_looked_for():
     for options in ({"dtype": "float16"}, {"vocoder_dtype": torch.float16}):
-        with pytest.raises(BackendError, match=f"{next(iter(options))} must be"):
+        with pytest.raises(BackendError, match=next(iter(options))):
             TTSEngine.load("./nowhere", device="cpu", **options)
-    with pytest.raises(BackendError, match="vocoder_dtype='tf32' needs an NVIDIA GPU"):
+    with pytest.raises(BackendError, match="vocoder_dtype='tf32' .*GPU"):
         TTSEngine.load("./nowhere", device="cpu", vocoder_dtype="tf32")

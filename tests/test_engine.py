@@ -30,7 +30,7 @@ from qwen_megakernel import (
     TTSEngine,
     VoiceError,
 )
-from qwen_megakernel.checkpoint.config import GREEDY
+from qwen_megakernel.sampling_params import GREEDY
 
 TEXT = "Hello there, how are you today?"
 
@@ -120,7 +120,7 @@ def test_end_of_speech_ends_it(backend):
 
 def test_a_slot_is_used_to_its_last_position_and_text_that_cannot_fit_is_refused_with_the_number(backend):
     with backend.load(max_positions=64, max_streams=1) as engine:
-        with pytest.raises(TextTooLongError, match=r"needs at least \d+ positions and a slot has 64"):
+        with pytest.raises(TextTooLongError, match=r"\d+ positions .*64"):
             engine.generate("the quick brown fox jumps over the lazy dog " * 9)
         assert engine.health()["streams"] == 0
         audio = engine.generate("Yes.", non_streaming_mode=False, runaway_guard=False)
@@ -246,7 +246,7 @@ def test_base_needs_a_voice_and_has_no_speakers(backend):
     base = backend.engine("base")
     with pytest.raises(VoiceError, match="create_voice"):
         base.generate(TEXT)
-    with pytest.raises(SpeakerError, match="no named speakers"):
+    with pytest.raises(SpeakerError, match="speakers"):
         base.generate(TEXT, speaker="serena")
     assert base.speakers == ()
 
@@ -279,7 +279,7 @@ def test_every_piece_of_a_long_text_fits_a_slot_and_leaves_room_for_speech(backe
 def test_text_that_fits_is_one_piece_and_what_no_slot_can_hold_is_refused(backend):
     with backend.load(backend.folder("voice_design"), max_positions=192) as engine:
         assert [str(piece) for piece in engine.pieces(f" {TEXT}\n")] == [TEXT]
-        with pytest.raises(TextTooLongError, match="instruct and reference alone need"):
+        with pytest.raises(TextTooLongError, match="instruct and reference"):
             engine.pieces(TEXT, instruct="Slowly, please. " * 40)
         for wrong, kind in ((" ", TextError), (None, TextError), ("\ud800", TextError)):
             with pytest.raises(kind):
@@ -311,7 +311,7 @@ def test_what_cannot_be_loaded_says_why(tiny, options, message):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there_is_refused(tiny):
-    with pytest.raises(BackendError, match="torch can use no CUDA GPU: "):
+    with pytest.raises(BackendError, match="no CUDA GPU"):
         TTSEngine.load(tiny("custom_voice"), device="cuda")
 
 
@@ -344,7 +344,7 @@ def test_an_utterance_whose_text_never_came_can_be_cancelled(own_engine):
     utterance.push_text("Hel")
     utterance.cancel()
     assert utterance.result(timeout=PATIENCE_S).finish_reason == "cancelled" and len(utterance.result().codes) == 0
-    with pytest.raises(RequestError, match="the utterance was cancelled"):
+    with pytest.raises(RequestError, match="cancelled"):
         utterance.push_text("lo")
     assert own_engine.health()["streams"] == 0
 
@@ -529,7 +529,7 @@ def test_a_callback_that_waits_for_its_own_utterance_is_refused(own_engine):
             wait(held[0])
 
         held.append(own_engine.submit(TEXT, on_chunk=tell, max_frames=5))
-        with pytest.raises(RequestError, match="callback cannot wait"):
+        with pytest.raises(RequestError, match="callback"):
             held[0].result(timeout=PATIENCE_S)
     wait_idle(own_engine)
 

@@ -162,10 +162,10 @@ def test_a_comparison_with_others_is_never_old(copy):
 
 def test_what_cannot_be_written_is_told(copy):
     add(copy, "nvidia-h200-0123abc", "measure_peers", "0.6b", {}, "unknown")
-    with pytest.raises(SystemExit, match="its commit's time is unknown"):
+    with pytest.raises(SystemExit, match="commit"):
         write_pages(copy)
     (copy / "README.md").write_text("<!-- figures: nothing -->\n<!-- /figures -->")
-    with pytest.raises(SystemExit, match="README.md: figure_tables.py has no table or chart 'nothing'"):
+    with pytest.raises(SystemExit, match="README.md.*'nothing'"):
         figures.page(Results(ROOT), "README.md", (copy / "README.md").read_text())
     (copy / "docs" / "log.md").write_text("# Log")
     with pytest.raises(SystemExit, match="docs/log.md has no line"):

@@ -80,7 +80,7 @@ def test_parts_and_their_names():
     assert [name_of(parts_of(name)) for name in WEIGHTS] == list(WEIGHTS)
     assert name_of(parts_of(["talker", "lm_heads"])) == ("lm_heads", "talker")
     for wrong in ("fp4", "FP8", "talker", ["vocoder"], [3], 3, True, torch.float8_e4m3fn, [["talker"]], object()):
-        with pytest.raises(BackendError, match="fp8-predictor, or a list of some of talker"):
+        with pytest.raises(BackendError, match="fp8-predictor.*talker"):
             parts_of(wrong)
     tensors = random_talker(synthetic_config("tiny"), CPU, 1)
     found = {part: [name for name in tensors if part_of(name) == part] for part in PARTS}

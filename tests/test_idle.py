@@ -160,7 +160,7 @@ def test_a_server_that_cannot_clone_says_so(caplog):
 def test_a_service_with_an_engine_takes_nothing_to_load(server):
     engine = server.service.engine
     for given in ({"model": "other"}, {"engine_options": {"max_streams": 2}}):
-        with pytest.raises(RequestError, match="loaded already, with 'demo': leave model and engine_options out"):
+        with pytest.raises(RequestError, match="'demo'.* model and engine_options"):
             MegakernelTTSService(engine=engine, **given)
     MegakernelTTSService(engine=engine, model="demo")
 

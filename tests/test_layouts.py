@@ -194,7 +194,7 @@ def test_mlx_weights_are_named(copy):
     tensors = load_file(path)
     name = "decoder.pre_conv.conv.weight"
     save_file(tensors | {name: tensors[name].transpose(1, 2).contiguous()}, path, {"format": "mlx"})
-    with pytest.raises(CheckpointError, match="MLX wrote the weights"):
+    with pytest.raises(CheckpointError, match="MLX"):
         Checkpoint.open(copy)
 
 
@@ -222,27 +222,25 @@ def test_a_folder_of_the_hub_cache_is_its_snapshot(plain, wanted, tmp_path, insi
     shutil.copytree(plain, cache / "snapshots" / "0a1b")
     assert Checkpoint.open(cache / inside).folder == cache / "snapshots" / "0a1b"
     shutil.copytree(plain, cache / "snapshots" / "ffff")
-    with pytest.raises(CheckpointNotFoundError, match="name the checkpoint inside it: '0a1b' or 'ffff'"):
+    with pytest.raises(CheckpointNotFoundError, match="'0a1b' or 'ffff'"):
         Checkpoint.open(cache / inside)
     (cache / "refs").mkdir()
     (cache / "refs" / "main").write_text("ffff\n")
     assert Checkpoint.open(cache / inside).folder.name == "ffff"
     (cache / "refs" / "main").write_text("../../etc")
-    with pytest.raises(CheckpointNotFoundError, match="name the checkpoint inside it"):
+    with pytest.raises(CheckpointNotFoundError, match="inside"):
         Checkpoint.open(cache / inside)
 
 
 def test_a_training_folder_names_the_checkpoints_in_it(plain, tmp_path):
     shutil.copytree(plain, tmp_path / "run" / "checkpoint-500")
-    with pytest.raises(
-        CheckpointNotFoundError, match="no config.json; name the checkpoint inside it: 'checkpoint-500'"
-    ):
+    with pytest.raises(CheckpointNotFoundError, match="no config.json.*'checkpoint-500'"):
         Checkpoint.open(tmp_path / "run")
 
 
 def test_an_adapter_as_model_is_said_so(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(CheckpointNotFoundError, match="is a LoRA adapter: give its base as model"):
+    with pytest.raises(CheckpointNotFoundError, match="LoRA adapter"):
         Checkpoint.open(tmp_path)
 
 
@@ -315,5 +313,5 @@ def test_a_header_is_checked_before_weights_are_read(copy):
     header["extra"] = {"dtype": "F32", "shape": [2**40], "data_offsets": [end, end + 2**42]}
     fresh = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(fresh)) + fresh + data[8 + length :])
-    with pytest.raises(CheckpointError, match="cut off or padded"):
+    with pytest.raises(CheckpointError, match="cut off"):
         Checkpoint.open(copy)

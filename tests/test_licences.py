@@ -55,18 +55,16 @@ def test_it_speaks_without_any_of_them():
 
 def test_without_num2words_the_normalizer_is_refused(monkeypatch):
     monkeypatch.setattr(front_end, "num2words", None)
-    with pytest.raises(TextError, match="needs the package num2words: pip install num2words, or take normalize='off'"):
+    with pytest.raises(TextError, match="pip install num2words.*normalize='off'"):
         TextFrontEnd("english", "auto")
     assert TextFrontEnd("english").whole("In 1999.") == ["In 1999."]
 
 
 def test_without_soxr_other_rates_are_refused(monkeypatch, tiny):
     monkeypatch.setattr(resample, "soxr", None)
-    with pytest.raises(
-        RequestError, match="of 24000 Hz becomes sound of 8000 Hz by the package soxr.*pip install soxr"
-    ):
+    with pytest.raises(RequestError, match="24000 Hz .*8000 Hz .*pip install soxr"):
         StreamEncoder("wav", 24_000, 8000)
     assert len(StreamEncoder("pcm", 24_000, 24_000).encode(np.zeros(10, np.float32))) == 20
     with TTSEngine.load(tiny("base"), backend="torch", device="cpu") as engine:
-        with pytest.raises(RequestError, match="of 16000 Hz becomes sound of 24000 Hz by the package soxr"):
+        with pytest.raises(RequestError, match="16000 Hz .*24000 Hz .*soxr"):
             engine.create_voice((np.random.default_rng(0).uniform(-0.1, 0.1, 32_000), 16_000))

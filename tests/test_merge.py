@@ -23,7 +23,6 @@ from safetensors.torch import load_file, save_file
 from serving import ready
 
 from qwen_megakernel import CheckpointError, SamplingParams, TTSEngine
-from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.merge import merge_checkpoint
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
@@ -35,6 +34,7 @@ from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.pipecat_tts import MegakernelTTSSettings as Settings
+from qwen_megakernel.sampling_params import GREEDY
 
 CPU = torch.device("cpu")
 FILE = "model.safetensors"
@@ -124,7 +124,7 @@ def test_what_cannot_be_merged_leaves_nothing(tiny, tmp_path, monkeypatch, capsy
     ):
         assert main(["merge", *map(str, words)]) == 1
         assert told in capsys.readouterr().err, words
-    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="out cannot be written: No space left"):
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="out .*No space left"):
         patch.setattr(Checkpoint, "adapted", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
         merge_checkpoint(base, [adapter], Path("out"))
     assert sorted(tmp_path.rglob("*")) == before
@@ -185,7 +185,7 @@ def test_an_adapter_speaks_the_same_loaded_and_merged(followed, monkeypatch):
 def test_a_refused_kind_of_peft_is_merged_where_it_was_trained(followed, monkeypatch):
     folder, timbre = followed
     monkeypatch.chdir(folder)
-    with pytest.raises(CheckpointError, match=r"use_dora must be off.*\(docs/voices.md\)"):
+    with pytest.raises(CheckpointError, match=r"use_dora .*docs/voices.md"):
         Checkpoint.open("base", ["dora-adapter"])
     with TTSEngine.load("dora-base", **ENGINE) as engine:
         again = engine.create_voice((reference_audio(), 24000))

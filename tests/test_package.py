@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import qwen_megakernel
-from qwen_megakernel.moved import MOVED
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "qwen_megakernel"
@@ -211,17 +210,3 @@ def test_nothing_in_the_repository_names_this_machine():
         if Path(name).suffix in {".py", ".md", ".toml", ".txt", ".json", ".yml", ""}:
             found = wrong.search((ROOT / name).read_text(encoding="utf-8", errors="replace"))
             assert not found, (name, found and found.group())
-
-
-@pytest.mark.parametrize("old", MOVED)
-def test_a_module_that_moved_is_found_by_its_old_path_with_a_warning(old, monkeypatch):
-    assert not (ROOT / f"{old.replace('.', '/')}.py").exists(), "it is there: what was meant?"
-    monkeypatch.delitem(sys.modules, old, raising=False)
-    with pytest.warns(DeprecationWarning, match=MOVED[old]) as told:
-        assert import_module(old) is import_module(MOVED[old])
-    assert told[0].filename == import_module.__code__.co_filename, "told where it is imported"
-
-
-def test_no_other_module_is_found_by_an_old_path():
-    with pytest.raises(ModuleNotFoundError):
-        import_module("qwen_megakernel.engine.engines")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from waiting import PATIENCE_S, run_all, slow_case, until, until_spoken
 
 from qwen_megakernel import EngineClosed, RequestError, TextEndedError, TextTooLongError
-from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
 from qwen_megakernel.engine.sequence import State
 from qwen_megakernel.model.conditioning import Conditioning
@@ -21,6 +20,7 @@ from qwen_megakernel.model.prompt import PromptBuilder
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import LONGEST_RUN, PieceEncoder, TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
+from qwen_megakernel.sampling_params import GREEDY
 
 BITS = (
     *("Hello|world|don't|I'll|Straße|ä|e\u0301|n\u0303|a\u0300\u0323|\u1100\u1161\u11a8|각|हिन्दी".split("|")),

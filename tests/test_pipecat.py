@@ -257,7 +257,7 @@ def test_a_saved_voice_speaks(engine_for, tiny, tmp_path):
     down, up = run(service_of(engine, settings=Settings(voice=voice, seed=3)), [TTSSpeakFrame("Hello there.")])
     wanted = said(engine, "Hello there.", speaker=None, voice=voice, non_streaming_mode=None)
     assert np.array_equal(pcm(down), wanted) and not of(up, ErrorFrame)
-    with pytest.raises(SpeakerError, match="needs a voice"):
+    with pytest.raises(SpeakerError, match="voice"):
         MegakernelTTSService(engine=engine)
 
 
@@ -268,7 +268,7 @@ def test_a_foreign_voice_speaks_where_that_is_allowed(engine_for, tiny):
     wanted = said(engine, "Hello there.", speaker=None, voice=voice, non_streaming_mode=None)
     assert np.array_equal(pcm(down), wanted) and not of(up, ErrorFrame)
     options = {"model": engine.model, "settings": Settings(voice=voice)}
-    with pytest.raises(VoiceError, match="needs a Base checkpoint; .*allow_foreign_voice=True"):
+    with pytest.raises(VoiceError, match="Base.*allow_foreign_voice=True"):
         MegakernelTTSService(**options)
     MegakernelTTSService(**options, engine_options={"allow_foreign_voice": True})
 
@@ -407,7 +407,7 @@ class Patient(MegakernelTTSService):
 
 def test_a_subclass_may_take_more():
     assert Patient(model="demo", patience=3.0).patience == 3.0
-    with pytest.raises(TypeError, match="Patient has no argument patient"):
+    with pytest.raises(TypeError, match="argument patient"):
         Patient(model="demo", patience=3.0, patient=1)
 
 

@@ -21,7 +21,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pipecat.processors.filters.identity_filter import IdentityFilter
 from test_pipecat_transports import load_script
-from test_prose import sentences, words
 
 import pipecat_qwen_megakernel as package
 import qwen_megakernel
@@ -57,7 +56,7 @@ def test_its_names_are_the_same_objects():
     for name, module in NAMES.items():
         assert getattr(package, name) is getattr(import_module(f"qwen_megakernel.{module}"), name)
     assert {service.Settings for service in SERVICES} == {package.MegakernelTTSSettings, package.SpeechSettings}
-    with pytest.raises(AttributeError, match="it has DEFAULT_MODEL, MegakernelTTSService"):
+    with pytest.raises(AttributeError, match="DEFAULT_MODEL, MegakernelTTSService"):
         _ = package.MegakernelTtsService
 
 
@@ -179,11 +178,9 @@ def test_the_changelog_has_the_version_or_is_open():
     assert newest in ("Unreleased", qwen_megakernel.__version__)
 
 
-def test_no_sentence_is_long_and_links_lead_somewhere():
+def test_every_link_leads_somewhere():
     for path in FOLDER.rglob("*.md"):
-        text = read(path)
-        assert not [sentence for sentence in sentences(text) if len(words(sentence)) > 30], path
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", re.sub(r"```.*?```", "", text, flags=re.S)):
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", re.sub(r"```.*?```", "", read(path), flags=re.S)):
             assert (path.parent / link).exists(), f"{path}: {link}"
 
 

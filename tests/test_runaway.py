@@ -374,6 +374,6 @@ def test_an_attempt_says_what_its_seed_says(demo, monkeypatch):
 
 @pytest.mark.parametrize("retries", [-1, 101, 1.0, True, "2"])
 def test_retries_that_are_no_number_of_them_are_refused(demo, counts, retries):
-    with pytest.raises(RequestError, match=r"retries must be an integer from 0 to 100, got"):
+    with pytest.raises(RequestError, match=r"retries .*0 to 100"):
         demo.generate(TEXT, retries=retries)
     assert counts()["utterances"] == 0, "before anything is said"

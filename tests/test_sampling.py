@@ -8,10 +8,11 @@ import torch
 import transformers.generation.logits_process as hf
 from waiting import slow_case
 
-from qwen_megakernel.checkpoint.config import SamplingParams, TalkerConfig
+from qwen_megakernel.checkpoint.config import TalkerConfig
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import SamplingError
 from qwen_megakernel.model.sampling import Code0Rules, Draw, gumbel_from_bits, gumbel_noise, key_schedule, philox
+from qwen_megakernel.sampling_params import SamplingParams
 
 
 def words(*values: int) -> tuple[torch.Tensor, ...]:

@@ -12,7 +12,6 @@ import torch
 from waiting import slow_case
 
 from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES, LoadedModel
-from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.engine.admission import ENDS
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.device_pipeline import Launch
@@ -20,6 +19,7 @@ from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
 from qwen_megakernel.errors import EngineBusy, KernelFault
 from qwen_megakernel.model.vocoder import Portion, VocoderState
+from qwen_megakernel.sampling_params import SamplingParams
 
 GROUPS, SAMPLES, RATE = 16, 1920, 24000
 FRAME_S = SAMPLES / RATE

@@ -240,11 +240,11 @@ WRONG = [0, -1, 0.2499, 4.01, 10**400, float("nan"), float("inf"), True, False, 
 
 @pytest.mark.parametrize("speed", WRONG, ids=lambda speed: str(speed)[:9])
 def test_a_speed_that_cannot_be_is_refused_with_the_range(own_engine, speed):
-    with pytest.raises(RequestError, match=r"speed must be a number from 0\.25 to 4, got ") as refused:
+    with pytest.raises(RequestError, match=r"speed .*0\.25 to 4") as refused:
         own_engine.submit(TEXT, speed=speed)
     assert len(str(refused.value)) < 150
     for call in (own_engine.check, lambda **request: own_engine.pieces(TEXT, **request)):
-        with pytest.raises(RequestError, match="speed must be"):
+        with pytest.raises(RequestError, match="speed"):
             call(speed=speed)
     assert own_engine.health()["streams"] == 0
 

@@ -17,12 +17,12 @@ from cases import reference_audio
 from safetensors.torch import save_file
 
 from qwen_megakernel import AudioError, BackendError, RequestError, SpeakerError, TTSEngine, Voice, VoiceError
-from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model import audio_file
 from qwen_megakernel.model.recording import load_audio, load_recording
 from qwen_megakernel.model.vocoder import TorchVocoder
 from qwen_megakernel.model.voice import log_mel, mean_vector
+from qwen_megakernel.sampling_params import GREEDY
 
 RATE = 24000
 
@@ -167,7 +167,7 @@ def test_what_ffmpeg_reads_is_bounded(tmp_path, monkeypatch):
     path, decoded = tmp_path / "me.webm", []
     path.write_bytes(encoded("webm", "libopus", seconds=70, channels=1))
     monkeypatch.setattr(audio_file, "_mean", lambda frame: decoded.append(frame.samples))
-    with pytest.raises(AudioError, match="me.webm must last 0.5 to 60 seconds, got more"):
+    with pytest.raises(AudioError, match=r"me\.webm .*0\.5 to 60 seconds"):
         load_audio(path, RATE)
     assert sum(decoded) < 61 * 48_000
     for name, value, words in (
@@ -192,7 +192,7 @@ def test_a_file_opens_no_other_file(tmp_path):
     }
     for name, text in lists.items():
         (tmp_path / name).write_text(text)
-        with pytest.raises(AudioError, match=f"{name}: cannot be read as audio: expected a whole file in WAV, FLAC"):
+        with pytest.raises(AudioError, match=f"{name}: .*WAV, FLAC"):
             load_audio(tmp_path / name, RATE)
 
 
@@ -263,7 +263,7 @@ def test_a_voice_has_one_code_row_per_frame_of_its_audio(voices):
 
 def test_a_voice_does_not_take_the_place_of_a_device(voices, tmp_path):
     os.mkfifo(tmp_path / "v.safetensors")
-    with pytest.raises(VoiceError, match="only be written to a regular file"):
+    with pytest.raises(VoiceError, match="regular file"):
         voices["icl"].save(tmp_path / "v.safetensors")
     assert (tmp_path / "v.safetensors").is_fifo()
 
@@ -349,7 +349,7 @@ def test_pickles_and_huge_files_are_refused(tmp_path):
 
 
 def test_only_base_checkpoints_make_voices(tiny, engine_for):
-    with pytest.raises(RequestError, match="Base checkpoint; this one is custom_voice"):
+    with pytest.raises(RequestError, match="Base .*custom_voice"):
         engine_for(tiny("custom_voice")).create_voice((reference_audio(), RATE))
 
 
@@ -434,7 +434,7 @@ def test_what_can_be_heard_is_not_cut():
 
 def test_a_word_between_long_silence_is_too_short():
     audio = np.concatenate([silence(1), sound(0.2), silence(1)])
-    with pytest.raises(AudioError, match="without the silence at its ends must last 0.5 to 60 seconds, got 0.40"):
+    with pytest.raises(AudioError, match=r"silence .*0\.5 to 60 seconds, got 0\.40"):
         load_recording((audio, RATE), RATE, trim=True)
     assert len(load_recording((audio, RATE), RATE, trim=False).samples) == len(audio)
 
@@ -454,7 +454,7 @@ def test_floats_in_the_range_of_int16_are_scaled_and_told(kind, tmp_path):
 def test_samples_of_an_unknown_range_are_refused(peak):
     audio = speech().astype(np.float64)
     audio *= peak / np.abs(audio).max()
-    with pytest.raises(AudioError, match="floating samples from -1 to 1, got a peak of .*: divide them by their full"):
+    with pytest.raises(AudioError, match="-1 to 1, .*peak"):
         load_recording((audio, RATE), RATE, trim=True)
     hot = load_recording((1.9 / peak * audio, RATE), RATE, trim=True)
     assert np.abs(hot.samples).max() == pytest.approx(1.9) and not hot.notes
@@ -542,7 +542,7 @@ def test_the_codes_are_those_of_the_recording_with_a_text(base):
 def test_recordings_that_make_no_voice_are_refused(base, audio, text, kind, message):
     with pytest.raises(kind, match=message):
         base.create_voice(audio, text)
-    with pytest.raises(RequestError, match="trim must be True or False, got 1"):
+    with pytest.raises(RequestError, match="trim .*True or False"):
         base.create_voice(audio, text, trim=1)
 
 
@@ -563,7 +563,7 @@ def test_a_pipe_is_no_voice(tmp_path):
     os.mkfifo(tmp_path / "v.safetensors")
     end = os.open(tmp_path / "v.safetensors", os.O_RDWR)  # so that whoever opens it does not wait
     try:
-        with pytest.raises(VoiceError, match="this is something else"):
+        with pytest.raises(VoiceError, match="regular file"):
             Voice.load(tmp_path / "v.safetensors")
     finally:
         os.close(end)
@@ -615,9 +615,9 @@ def test_a_foreign_voice_is_told_once(tiny, base_voice, caplog):
 
 
 def test_a_foreign_voice_needs_the_option(tiny, engine_for, base_voice):
-    with pytest.raises(VoiceError, match="needs a Base checkpoint; .*allow_foreign_voice=True.*--allow-foreign-voice"):
+    with pytest.raises(VoiceError, match="Base .*allow_foreign_voice=True.*--allow-foreign-voice"):
         engine_for(tiny("custom_voice", size="tiny-adapter", eos_gain=0.0)).generate("Hello.", voice=base_voice)
-    with pytest.raises(BackendError, match="allow_foreign_voice must be True or False, got 'yes'"):
+    with pytest.raises(BackendError, match="allow_foreign_voice .*'yes'"):
         TTSEngine.load(tiny("custom_voice"), device="cpu", allow_foreign_voice="yes")
 
 

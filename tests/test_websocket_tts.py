@@ -40,9 +40,10 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from qwen_megakernel import RequestError
+from qwen_megakernel.choices import SOCKET_PATH as PATH
 from qwen_megakernel.offline_llm import OfflineLLM
 from qwen_megakernel.pipecat import remote
-from qwen_megakernel.pipecat.address import PATH, socket_url
+from qwen_megakernel.pipecat.address import socket_url
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
 Settings = MegakernelWebsocketTTSService.Settings

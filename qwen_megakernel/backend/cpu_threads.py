@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from qwen_megakernel.backend.interfaces import CpuSpeed, LoadedModel
-from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.sampling_params import SamplingParams
 
 _ROUNDS = 5  # after the first one; their median counts
 _FRAMES = 2  # of a round: end of speech is suppressed that long

@@ -10,11 +10,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import Portion, VocoderState
+from qwen_megakernel.sampling_params import SamplingParams
 
 AHEAD = 4  # how many launches may be uncollected
 LAUNCH_SLOTS = 16  # most slots of one launch

@@ -26,21 +26,22 @@ from qwen_megakernel.backend.sizes import (
     MLP_PACKET,
     PACKET,
     PAGE_POSITIONS,
+    SPIN_LIMIT,
     SPLITS,
     padded_mlp,
 )
-from qwen_megakernel.checkpoint.config import MIN_FRAMES, ModelConfig, SamplingParams, StackConfig, TalkerConfig
+from qwen_megakernel.checkpoint.config import MIN_FRAMES, ModelConfig, StackConfig, TalkerConfig
 from qwen_megakernel.checkpoint.fp8 import SCALE, parts_in
 from qwen_megakernel.errors import BackendError, KernelFault, SpeechError
 from qwen_megakernel.model.prompt import Prefix, Prompt
 from qwen_megakernel.model.sampling import Draw
+from qwen_megakernel.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
 TABLES_LEAVE = 4 * 2**30
 """Bytes of a GPU's memory that tables leave free: for the vocoder, its streams, and who else uses the card."""
 
-SPIN_LIMIT = 4_000_000  # polls before a wait inside the kernel gives up: seconds on a healthy card
 
 STAGES = tuple(
     f"{stack} {stage}"

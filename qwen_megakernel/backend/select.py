@@ -21,6 +21,7 @@ from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import TorchVocoder
+from qwen_megakernel.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 

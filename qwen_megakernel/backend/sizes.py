@@ -41,6 +41,8 @@ its keys and values. 22 columns suffice for the published 512 on 24 multiprocess
 SIZES = {name: value for name, value in vars().items() if name.isupper() and isinstance(value, int)}
 """Those above: the same sizes as in csrc/sizes.h, which writes PAGE_POSITIONS as kPagePositions."""
 
+SPIN_LIMIT = 4_000_000  # polls before a wait inside a kernel gives up: seconds on a healthy card
+
 DIMS = {
     # talker: hidden, MLP, heads, KV heads, codec vocabulary; code predictor: the same, most layers, codes
     1024: ((1024, 3072, 16, 8, 3072), (1024, 3072, 16, 8, 5, 2048)),

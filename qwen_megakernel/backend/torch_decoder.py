@@ -11,11 +11,12 @@ from torch import Tensor
 
 from qwen_megakernel.backend.cuda_graphs import FrameGraphs, Job, clear
 from qwen_megakernel.backend.interfaces import AHEAD, LAUNCH_SLOTS, SlotSequence, check_launch, check_start
-from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.frame import Draws, Frame, SlotState, draws_of
 from qwen_megakernel.model.prompt import Prefix, Prompt
 from qwen_megakernel.model.transformer import Embeddings
+from qwen_megakernel.sampling_params import SamplingParams
 
 
 @dataclass(eq=False, kw_only=True)

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.backend.cuda_graphs import capturing
-from qwen_megakernel.backend.sizes import PUSH_FRAMES, PUSH_ROWS
+from qwen_megakernel.backend.sizes import PUSH_FRAMES, PUSH_ROWS, SPIN_LIMIT
 from qwen_megakernel.backend.vocoder_weights import VocoderWeights, padded
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.model.vocoder import DILATIONS, history_shapes
 
-SPIN_LIMIT = 4_000_000  # polls before a wait inside the transformer's kernel gives up: seconds on a healthy card
 NONE, SNAKE, GELU = range(3)  # `Activation` in csrc/vocoder/vocoder.h
 
 

@@ -31,6 +31,7 @@ from qwen_megakernel.choices import DEMO
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.sampling_params import SamplingParams
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.trust.selection import Selection

@@ -28,7 +28,7 @@ from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
 from qwen_megakernel.check.bench import frame_ms, free_memory
 from qwen_megakernel.check.teacher_forcing import errors, observed, teacher_forced
-from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig, SamplingParams
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import dequantized, quantized
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER
 from qwen_megakernel.checkpoint.synthetic import random_talker, random_vocoder, synthetic_config
@@ -37,6 +37,7 @@ from qwen_megakernel.errors import SpeechError, TTSError
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import TorchVocoder
+from qwen_megakernel.sampling_params import GREEDY, SamplingParams
 from qwen_megakernel.trust.auto import TIME_LIMIT_S
 from qwen_megakernel.trust.verdicts import FramePart, Part
 

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
-from qwen_megakernel.checkpoint.config import SamplingParams, TalkerConfig
+from qwen_megakernel.checkpoint.config import TalkerConfig
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings, KVCache, Transformer
+from qwen_megakernel.sampling_params import SamplingParams
 
 _PARTS = {"hidden": slice(1), "logits of code 0": slice(1, 2), "other logits": slice(2, None)}
 """Parts of what `teacher_forced` returns. Each part's error is reported separately."""

@@ -38,7 +38,6 @@ from qwen_megakernel.check.reference import (
 )
 from qwen_megakernel.check.report import Report, new_folder
 from qwen_megakernel.check.teacher_forcing import errors, observed, teacher_forced
-from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.fp8 import dequantized, name_of
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.choices import VERIFIED_FRAMES
@@ -49,6 +48,7 @@ from qwen_megakernel.model.sampling import Code0Rules
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.voice import Voice, check_ref_options, text_of
+from qwen_megakernel.sampling_params import GREEDY
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.trust.selection import Selection
 

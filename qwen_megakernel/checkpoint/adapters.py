@@ -24,14 +24,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.json_object import JsonObject, StoredTensor, read_header, read_json
+from qwen_megakernel.checkpoint.json_object import MOST_HEADER_BYTES, JsonObject, StoredTensor, read_header, read_json
 from qwen_megakernel.checkpoint.tensors import Shapes
 from qwen_megakernel.errors import CheckpointError
 
 MOST_RANK = 1024
 
 _CONFIG, _TENSORS, _PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
-_MOST_CONFIG_BYTES, _MOST_HEADER_BYTES = 2**20, 2**24
 _DTYPES = ("BF16", "F16", "F32")
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -98,7 +97,7 @@ class Adapter:
                 pickle = (folder / _PICKLE).is_file()
                 told = f"; {_PICKLE} is a pickle, which is never opened: save as safetensors" if pickle else ""
                 raise CheckpointError(f"{folder}: {_TENSORS} is missing{told}")
-            most = _MOST_HEADER_BYTES + 4 * MOST_RANK * sum(sum(shape) for shape in linears.values())
+            most = MOST_HEADER_BYTES + 4 * MOST_RANK * sum(sum(shape) for shape in linears.values())
             if (size := tensors.stat().st_size) > most:
                 raise CheckpointError(f"{tensors}: an adapter of this model has at most {most} bytes, found {size}")
             updates = _updates(tensors, read_header(tensors))
@@ -158,8 +157,6 @@ def _read_config(folder: Path) -> JsonObject:
             inside = sorted(found.parent.name for found in folder.glob(f"*/{_CONFIG}"))
             told = f"; there is one in {inside[0]!r} inside it" if inside else ""
             raise CheckpointError(f"{folder}: no {_CONFIG}; an adapter is a folder that PEFT has saved{told}")
-        if path.stat().st_size > _MOST_CONFIG_BYTES:
-            raise CheckpointError(f"{path}: at most {_MOST_CONFIG_BYTES} bytes, found {path.stat().st_size}")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     config = read_json(path)

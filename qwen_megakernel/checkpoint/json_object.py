@@ -20,7 +20,7 @@ MOST_CONFIG_BYTES, MOST_TABLE_BYTES = 2**20, 2**25
 """Limits of a JSON file: one of settings (the published ones have 5 KB), and one of tokens or of tensors' names (the
 largest has 11 MB)."""
 
-_MOST_HEADER_BYTES = 2**24  # of safetensors; the published ones have 100 KB
+MOST_HEADER_BYTES = 2**24  # of safetensors; the published ones have 100 KB
 
 
 class JsonObject:
@@ -134,7 +134,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         file.seek(0)
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= min(size - 8, _MOST_HEADER_BYTES):
+        if not 2 <= length <= min(size - 8, MOST_HEADER_BYTES):
             raise CheckpointError(f"{path}: not a safetensors file, or cut off ({size} bytes); get it again")
         try:
             header = json.loads(file.read(length))

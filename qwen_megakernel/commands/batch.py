@@ -28,7 +28,7 @@ from qwen_megakernel.commands.options import (
     voices_in,
 )
 from qwen_megakernel.commands.output import SpeechFile, check_format
-from qwen_megakernel.commands.speak import ended_like_ctrl_c, parts_of
+from qwen_megakernel.commands.speak import WAIT_S, ended_like_ctrl_c, parts_of
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.errors import EngineClosed, TTSError, VoiceError
 from qwen_megakernel.model.pcm import pcm16
@@ -42,7 +42,6 @@ from qwen_megakernel.speech.retries import ended_badly
 from spoken_text.lexicon import lexicon_text
 
 _SHOWN = 20  # failed lines to print at the end; the manifest has them all
-_WAIT_S = 3600.0  # for a slot; nobody listens, so waiting is fine
 _WRITERS, _BACKLOG = 8, 16
 """Threads that encode and write files. The next one gets files only while those before it have so many each: with a
 slow disk, or a format that takes long. Two compete with the engine's thread more than one: on 2 cores with a simulated
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         total = count_lines(args.input, kind)
         threads = manifest.threads() if args.threads is None else args.threads
         slots = slots_of(args)
-        how = engine_options(args, max_streams=slots, max_queue=slots, queue_timeout=_WAIT_S, threads=threads)
+        how = engine_options(args, max_streams=slots, max_queue=slots, queue_timeout=WAIT_S, threads=threads)
         with load_for_good(args.model, how) as engine:
             if args.ref_audio is not None:
                 options["voice"] = engine.create_voice(args.ref_audio, args.ref_text)

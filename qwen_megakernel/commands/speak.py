@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 _LINES_TO_TELL = 200  # of a book tell its language
 _POSITIONS = 1024
 """Positions of a slot if there are several: room for one piece. A transcribed reference may need more."""
-_WAIT_S = 3600.0  # for a slot; a piece waits for the pieces before it
+WAIT_S = 3600.0  # for a slot: nobody listens while a file is made
 
 
 def speak(args: argparse.Namespace) -> int:
@@ -158,7 +158,7 @@ def _load(args: argparse.Namespace, voices: Sequence[Voice | str | None], pieces
     slots = min(slots_of(args), pieces)
     heard = [voice for voice in voices if isinstance(voice, Voice) and voice.ref_codes is not None]
     transcribed = text_of(args.ref_text) is not None or bool(heard)
-    options = engine_options(args, max_streams=slots, max_queue=2 * slots, queue_timeout=_WAIT_S)
+    options = engine_options(args, max_streams=slots, max_queue=2 * slots, queue_timeout=WAIT_S)
     if slots > 1 and not transcribed and args.max_positions == EngineOptions.max_positions:
         options = replace(options, max_positions=_POSITIONS)
     return TTSEngine.load(args.model, options)

@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.config import SamplingParams, TalkerConfig
+from qwen_megakernel.checkpoint.config import TalkerConfig
 from qwen_megakernel.model.sampling import Code0Rules, Draw, filled, gumbel_from_bits, key_schedule, philox
 from qwen_megakernel.model.transformer import Embeddings, KVCache, Transformer, sum_of_embeddings
+from qwen_megakernel.sampling_params import SamplingParams
 
 Draws = tuple[Draw, Draw]  # the draw of code 0, and the draw of codes 1..15
 

@@ -21,7 +21,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.config import MIN_FRAMES, SamplingParams, TalkerConfig
+from qwen_megakernel.checkpoint.config import MIN_FRAMES, TalkerConfig
+from qwen_megakernel.sampling_params import SamplingParams
 
 _MASK = 0xFFFFFFFF
 _ROUNDS = 10

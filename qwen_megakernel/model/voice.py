@@ -42,7 +42,7 @@ MAX_RECORDINGS = 10  # the most recordings of one voice
 
 _FORMAT = "qwen_megakernel.voice.1"
 _MAX_VOICE_BYTES = 4 << 20
-_MAX_REF_TEXT = 10_000  # characters; a minute of speech has a thousand
+MOST_REF_TEXT = 10_000  # characters; a minute of speech has a thousand
 _MAX_NOTES, _MAX_NOTE = 50, 300  # four of every recording at most, of some 100 characters each
 _MAX_FINGERPRINT = 64  # ours have 16
 
@@ -91,7 +91,7 @@ class Voice:
         if codes is not None:
             ok = ok and isinstance(codes, Tensor) and codes.dtype == torch.int64 and codes.device.type == "cpu"
             ok = ok and codes.ndim == 2 and codes.numel() > 0
-            ok = ok and isinstance(text, str) and bool(text.strip()) and len(text) <= _MAX_REF_TEXT
+            ok = ok and isinstance(text, str) and bool(text.strip()) and len(text) <= MOST_REF_TEXT
         if not ok:
             raise VoiceError(
                 "broken voice: expected an fp32 vector, and either int64 codes [frames, groups] with the text that "
@@ -181,9 +181,9 @@ def text_of(ref_text: str | None) -> str | None:
         return None
     if not isinstance(ref_text, str):
         raise VoiceError(f"ref_text must be a string or None, got {type(ref_text).__name__}")
-    if len(ref_text) > _MAX_REF_TEXT:
+    if len(ref_text) > MOST_REF_TEXT:
         raise VoiceError(
-            f"ref_text must say what the recording says, in at most {_MAX_REF_TEXT} characters, got {len(ref_text)}"
+            f"ref_text must say what the recording says, in at most {MOST_REF_TEXT} characters, got {len(ref_text)}"
         )
     check_unicode(ref_text)
     return ref_text if ref_text.strip() else None

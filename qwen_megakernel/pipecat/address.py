@@ -9,11 +9,11 @@ from urllib.parse import urlsplit, urlunsplit
 from websockets.exceptions import InvalidStatus
 from websockets.http11 import Response
 
+from qwen_megakernel.choices import SOCKET_PATH
 from qwen_megakernel.errors import RequestError
 
-PATH = "/v1/audio/speech/socket"
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-_BEGINNINGS = [PATH.rsplit("/", parts)[0] for parts in range(5)]  # "/v1/audio/speech" ... "/v1", ""
+_BEGINNINGS = [SOCKET_PATH.rsplit("/", parts)[0] for parts in range(5)]  # "/v1/audio/speech" ... "/v1", ""
 _MOST_WORDS = 300  # characters of a server's answer in an error message
 
 
@@ -34,17 +34,17 @@ def socket_url(url: str) -> str:
         known = False
     if not known:
         raise RequestError(
-            f"url must be a server's, such as ws://HOST:8000 or wss://HOST, or end with {PATH}, got {url!r}",
+            f"url must be a server's, such as ws://HOST:8000 or wss://HOST, or end with {SOCKET_PATH}, got {url!r}",
             field="url",
         )
     path = parts.path.rstrip("/")
-    if path.endswith(PATH):
-        begins = path.removesuffix(PATH)
+    if path.endswith(SOCKET_PATH):
+        begins = path.removesuffix(SOCKET_PATH)
     else:
         begins = next(path.removesuffix(some) for some in _BEGINNINGS if path.endswith(some))
         if begins and begins == path and parts.scheme.startswith("ws"):
             return url
-    return urlunsplit((_SCHEMES[parts.scheme], parts.netloc, begins + PATH, parts.query, ""))
+    return urlunsplit((_SCHEMES[parts.scheme], parts.netloc, begins + SOCKET_PATH, parts.query, ""))
 
 
 class HandshakeRefused(InvalidStatus):
@@ -62,7 +62,7 @@ class HandshakeRefused(InvalidStatus):
             return f"{self._url} answered HTTP 401: {why}; give the service the server's token (token=)"
         if status == 404:
             host = urlsplit(self._url)
-            right = f"{host.scheme}://{host.netloc}{PATH}"
+            right = f"{host.scheme}://{host.netloc}{SOCKET_PATH}"
             return f"{self._url} answered HTTP 404: no socket is there; give url={right}, behind a proxy with its path"
         return f"{self._url} answered HTTP {status}: {_words(self.response.body)}"
 

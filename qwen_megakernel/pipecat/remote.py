@@ -22,6 +22,7 @@ from pipecat.services.websocket_service import WebsocketService
 from pipecat.utils.errors import ErrorCategory, classify_http_exception
 from websockets.exceptions import InvalidStatus, WebSocketException
 
+from qwen_megakernel.choices import MOST_CONTEXT_NAME
 from qwen_megakernel.errors import (
     EngineBusy,
     EngineClosed,
@@ -42,7 +43,6 @@ from spoken_text.languages import spellings_of
 _FORMAT = "pcm_s16le"
 _CONNECT_S = 5.0  # for the handshake and the server's first message; a pipeline's set-up may take 20 s in total
 _PING_S = 20.0  # between two pings
-_MAX_NAME = 64  # characters of a context's name
 # The exception for each of the server's error codes; for any other code it is TTSError.
 _ERRORS: dict[str, type[TTSError]] = {
     "invalid": RequestError,
@@ -318,7 +318,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         context.begin(self._server.sample_rate)
         context.capped = "max_frames" in settings
         tail = f"/{next(self._count)}"
-        context.session = session = RemoteSession(self, context.id[: _MAX_NAME - len(tail)] + tail, context)
+        context.session = session = RemoteSession(self, context.id[: MOST_CONTEXT_NAME - len(tail)] + tail, context)
         await session.begin(text, complete, {"words": True} | fields)
 
     async def _tell(self, ended: Ended) -> None:

@@ -21,16 +21,17 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from qwen_megakernel.errors import RequestError
-from qwen_megakernel.server.clones import CLONE_FIELDS, MOST_NUMBERS, MOST_REF_TEXT, Clone
+from qwen_megakernel.model.voice import MOST_REF_TEXT
+from qwen_megakernel.server.clones import CLONE_FIELDS, MOST_NUMBERS, Clone
 from qwen_megakernel.server.fields import FIELDS, told_apart
 from qwen_megakernel.speech.options import MOST_TEXT, Option, RequestOptions, options_of, why_not
+from qwen_megakernel.speech.saved_voices import MOST_NAME
 
 SPEECH, BATCH, VOICES = "/v1/audio/speech", "/v1/audio/speech/batch", "/v1/voices"
 """Paths that take a body; /v1/voices/{name} takes one too."""
 AUDIO_VOICES, AUDIO_MODELS = "/v1/audio/voices", "/v1/audio/models"
 """Where Open WebUI, Kokoro-FastAPI's and vLLM-Omni's clients ask for voices and models."""
 
-_NAME = 64  # characters of a voice's name
 _MOST_FIELDS, _MOST_INPUTS = 100, 1000  # of an object; of a list, whose own limit is the server's
 MOST_VALUES = 40_000
 """Values of a JSON body: to read more holds the event loop for over 5 ms, and every wrong one makes an error."""
@@ -85,16 +86,16 @@ def _item_of_text(item: Any) -> Any:
 
 _VOICE_SCHEMA = {
     "anyOf": [
-        {"type": "string", "maxLength": _NAME},
+        {"type": "string", "maxLength": MOST_NAME},
         {
             "type": "object",
-            "properties": {"id": {"type": "string", "maxLength": _NAME}},
+            "properties": {"id": {"type": "string", "maxLength": MOST_NAME}},
             "required": ["id"],
             "additionalProperties": False,
         },
     ]
 }
-_VoiceName = Annotated[str, Field(max_length=_NAME), BeforeValidator(_name_of_voice), WithJsonSchema(_VOICE_SCHEMA)]
+_VoiceName = Annotated[str, Field(max_length=MOST_NAME), BeforeValidator(_name_of_voice), WithJsonSchema(_VOICE_SCHEMA)]
 _Format = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 
 
@@ -233,7 +234,7 @@ class RecordingRequest(_Fields):
 class VoiceRequest(RecordingRequest):
     """A recording for a new voice."""
 
-    name: str = Field(min_length=1, max_length=_NAME, description="a-z 0-9 _ -")
+    name: str = Field(min_length=1, max_length=MOST_NAME, description="a-z 0-9 _ -")
 
 
 class OmniVoiceRequest(VoiceRequest):

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from qwen_megakernel.errors import EngineBusy, RequestError, SpeakerError
-from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.model.voice import MOST_REF_TEXT, Voice
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.saved_voices import SavedVoices, check_base64_size
 
 CLONE_FIELDS = ("ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding")
-MOST_REF_TEXT = 10_000  # characters
 MOST_NUMBERS = 8192  # of a speaker vector
 _KEPT = 64  # voices; a cloned one has at most some 100 KB
 _A_MINUTE = 30  # new voices; each takes some 0.1 s of the GPU, or seconds of a CPU

@@ -9,6 +9,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from qwen_megakernel.choices import SOCKET_PATH
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.bodies import AUDIO_MODELS, AUDIO_VOICES, BATCH, SPEECH, VOICES
 from qwen_megakernel.server.limits import Limits
@@ -19,7 +20,6 @@ from qwen_megakernel.server.page import PATH as PAGE
 from qwen_megakernel.server.process import is_loopback
 from qwen_megakernel.server.refusals import error_response
 from qwen_megakernel.server.stream_api import PATH as STREAM
-from qwen_megakernel.server.websocket_api import PATH as SOCKET
 
 log = logging.getLogger(__name__)
 
@@ -140,8 +140,8 @@ class Guard:
     def _check_socket(self, scope: Scope) -> ApiError | None:
         if self._open_sockets >= self._limits.connections:
             return ApiError(503, "busy", "too many sockets are open; try again", True)
-        if scope["path"] not in (SOCKET, STREAM):
-            words = f"there is no WebSocket at {scope['path'][:80]!r}: use {SOCKET} or {STREAM}"
+        if scope["path"] not in (SOCKET_PATH, STREAM):
+            words = f"there is no WebSocket at {scope['path'][:80]!r}: use {SOCKET_PATH} or {STREAM}"
             return ApiError(404, "invalid", words)
         return None
 

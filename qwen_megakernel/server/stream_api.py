@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.websockets import WebSocket
 
 from qwen_megakernel.errors import RequestError, TextTooLongError, VoiceError
+from qwen_megakernel.model.voice import MOST_REF_TEXT
 from qwen_megakernel.server.api_error import ApiError, listed
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.service import EngineService
@@ -25,6 +26,7 @@ from qwen_megakernel.server.socket_line import (
 )
 from qwen_megakernel.server.stream_config import RefusedMessage, SessionConfig, check_fields, read_config, string_of
 from qwen_megakernel.server.stream_speech import REMEDY, StreamSpeech
+from qwen_megakernel.speech.saved_voices import MOST_NAME
 from spoken_text.finder import Conversation
 
 log = logging.getLogger(__name__)
@@ -34,7 +36,6 @@ _GLANCES = 3
 """Turns of the event loop, some 20 us each, in which the end of a text may still come before its speech begins."""
 
 _VOICE_FIELDS = {"voice": "name", "audio": "audio_data", "text": "ref_text"}
-_MAX_NAME, _MAX_TRANSCRIPT = 64, 10_000  # characters
 
 
 def add_stream(app: FastAPI, service: EngineService, metrics: Metrics, *, upload: bool, clone: bool) -> None:
@@ -165,12 +166,12 @@ class _Stream(SocketLine):
             return {"type": "voice.list.result", "voices": list(service.engine.speakers), "uploaded_voices": uploaded}
         if not self._upload:
             raise RefusedMessage("this server makes and deletes no voices: start it with --allow-upload", "type")
-        name = string_of(message, "name", most=_MAX_NAME)
+        name = string_of(message, "name", most=MOST_NAME)
         if kind == "voice.add":
             recording = string_of(message, "audio_data")
             text = None
             if message.get("ref_text") is not None:
-                text = string_of(message, "ref_text", most=_MAX_TRANSCRIPT, blank=True)
+                text = string_of(message, "ref_text", most=MOST_REF_TEXT, blank=True)
             await service.add_voice(name, recording, text)
             return {"type": "voice.add.result", "success": True, "voice": {"name": name}}
         if name.lower() not in saved.by_name:

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.websockets import WebSocket
 
+from qwen_megakernel.choices import MOST_CONTEXT_NAME, SOCKET_PATH
 from qwen_megakernel.errors import NoWordsError, RequestError, TextError, TextTooLongError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError
@@ -33,11 +34,8 @@ from spoken_text.front_end import Reading
 
 log = logging.getLogger(__name__)
 
-PATH = "/v1/audio/speech/socket"
-
 SETTINGS: dict[str, type] = {"words": bool, "turn": str}
 """What a context's first message may have besides the options of speech."""
-_MAX_NAME = 64  # characters of a context's name
 _REMEMBERED = 1000  # names of ended contexts: late text must not open them again
 _MOST_WAITING = 256 << 10  # characters of a context's messages that it has not read; it may wait for its turn
 _MOST_TURNS = 32  # whose text may go on in another context, the latest used; one needs some 10 kB
@@ -47,7 +45,7 @@ def add_socket(app: FastAPI, service: EngineService, metrics: Metrics, *, clone:
     """Add the route. `clone`: a context may bring its voice along."""
     longest = max(service.limits.max_body, MAX_RECORDING * clone)
 
-    @app.websocket(PATH)
+    @app.websocket(SOCKET_PATH)
     async def speak(websocket: WebSocket) -> None:
         with metrics.sockets.track_inprogress():
             await _Socket(websocket, service, longest).run()
@@ -100,9 +98,9 @@ class _Socket(SocketLine):
             return
         if kind not in ("text", "flush", "end", "cancel"):
             raise protocol_error(f"type must be text, flush, end, cancel or ping, got {str(kind)[:40]!r}")
-        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
+        if not isinstance(name, str) or not 0 < len(name) <= MOST_CONTEXT_NAME:
             got = reprlib.repr(name)
-            raise protocol_error(f"context must be a string of 1 to {_MAX_NAME} characters, got {got}")
+            raise protocol_error(f"context must be a string of 1 to {MOST_CONTEXT_NAME} characters, got {got}")
         context = self._contexts.get(name)
         if kind == "text":
             if context is None and name not in self._ended:

@@ -10,9 +10,9 @@ from wyoming.event import Event
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart
 
 from qwen_megakernel.errors import RequestError, TextError
+from qwen_megakernel.speech.saved_voices import MOST_NAME
 from spoken_text.cutting import check_unicode
 
-_MAX_NAME = 64  # characters of a voice's or a language's name
 _VOICE = ("name", "speaker", "language")
 
 
@@ -141,9 +141,9 @@ def _voice_of(event: Event) -> tuple[str | None, str | None]:
         raise RequestError(f"voice must be an object with {', '.join(_VOICE)}, got {reprlib.repr(voice)}")
     given = [voice.get(field) for field in _VOICE]
     for field, value in zip(_VOICE, given, strict=True):
-        if value is not None and not (isinstance(value, str) and len(value) <= _MAX_NAME):
+        if value is not None and not (isinstance(value, str) and len(value) <= MOST_NAME):
             got = reprlib.repr(value)
-            raise RequestError(f"{field} of a voice must be a string of at most {_MAX_NAME} characters, got {got}")
+            raise RequestError(f"{field} of a voice must be a string of at most {MOST_NAME} characters, got {got}")
     name, speaker, language = given
     if name is not None and speaker is not None and name.lower() != speaker.lower():
         raise RequestError(f"a voice here has one speaker, got name {name!r} and speaker {speaker!r}: send one of them")

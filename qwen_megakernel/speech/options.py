@@ -21,8 +21,8 @@ from qwen_megakernel.choices import FASTEST, LONGEST_PAUSE_S, LONGEST_S, MOST_CH
 from qwen_megakernel.errors import InstructError, LanguageError, RequestError, SpeakerError, SpeedError, TextError
 
 if TYPE_CHECKING:
-    from qwen_megakernel.checkpoint.config import SamplingParams
     from qwen_megakernel.model.voice import Voice
+    from qwen_megakernel.sampling_params import SamplingParams
     from spoken_text.lexicon import Lexicon
 else:
     SamplingParams = Voice = Lexicon = object  # their modules need numpy, torch and num2words
@@ -59,13 +59,13 @@ def _schedule(value: Any, name: str) -> tuple[int, ...]:
 
 
 def _sampled(value: Any, name: str) -> Any:
-    from qwen_megakernel.checkpoint.config import SamplingParams
+    from qwen_megakernel.sampling_params import SamplingParams
 
     return getattr(SamplingParams(**{name: value}), name)
 
 
 def _sampling(value: Any, name: str) -> Any:
-    from qwen_megakernel.checkpoint.config import SamplingParams
+    from qwen_megakernel.sampling_params import SamplingParams
 
     return _a(SamplingParams, value, name)
 

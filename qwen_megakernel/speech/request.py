@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import CHUNK_SCHEDULE
 from qwen_megakernel.engine.input import Request
@@ -21,6 +20,7 @@ from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.edges import FADE_S
 from qwen_megakernel.model.prompt import PromptBuilder
 from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.sampling_params import SamplingParams
 from qwen_megakernel.speech.options import idle, read_options, table
 from spoken_text.cutting import check_unicode
 from spoken_text.finder import Conversation

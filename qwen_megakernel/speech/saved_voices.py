@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 DEFAULT_VOICE = "default"
 """Used if a request names no voice: the checkpoint's first speaker; for a Base checkpoint the first saved voice."""
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+MOST_NAME = 64  # characters of a voice's name
+_NAME = re.compile(rf"[a-z0-9][a-z0-9_-]{{0,{MOST_NAME - 1}}}")
 _MOST_VOICES = 1000
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 _BASE64_PIECE = 1 << 18  # characters; decoding takes 0.4 ms
@@ -62,7 +63,7 @@ class SavedVoices:
             RequestError: the name is taken or not allowed, or the recording cannot be used.
         """
         if not _NAME.fullmatch(name) or name == DEFAULT_VOICE:
-            raise VoiceError(f"a voice's name must be 1 to 64 of a-z 0-9 _ -, got {name[:80]!r}")
+            raise VoiceError(f"a voice's name must be 1 to {MOST_NAME} of a-z 0-9 _ -, got {name[:80]!r}")
         if name in engine.speakers or (name in self.by_name and not replace) or name in self._being_made:
             raise VoiceError(f"there is a voice {name!r} already; choose another name")
         if len(self.by_name) >= _MOST_VOICES and not replace:
@@ -128,7 +129,9 @@ def _files(folder: Path) -> dict[str, Path]:
     for path in sorted(folder.glob("*.safetensors")):
         name = path.stem.lower()
         if not _NAME.fullmatch(name) or name == DEFAULT_VOICE:
-            raise VoiceError(f"{path}: a voice's file name must be 1 to 64 of a-z 0-9 _ -, not {DEFAULT_VOICE!r}")
+            raise VoiceError(
+                f"{path}: a voice's file name must be 1 to {MOST_NAME} of a-z 0-9 _ -, not {DEFAULT_VOICE!r}"
+            )
         found[name] = path
     return found
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from qwen_megakernel.check.reference import Case, reference_audio
 from qwen_megakernel.check.verify import say
-from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint
 from qwen_megakernel.model.conditioning import AUTO, Conditioning
+from qwen_megakernel.sampling_params import GREEDY
 
 VECTORS = Path(__file__).parent / "vectors.safetensors"
 
