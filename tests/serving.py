@@ -21,7 +21,7 @@ from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.app import config_of, make_app
-from qwen_megakernel.server.bodies import SPEECH
+from qwen_megakernel.server.openai.bodies import SPEECH
 from qwen_megakernel.server.process import drop_stalled
 from qwen_megakernel.server.service import EngineService
 

@@ -45,9 +45,9 @@ from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError, listed
 from qwen_megakernel.server.app import make_app
-from qwen_megakernel.server.bodies import BATCH, SPEECH
 from qwen_megakernel.server.connections import FewLines
 from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.openai.bodies import BATCH, SPEECH
 from qwen_megakernel.server.service import OPENAI_MODELS
 
 OPTIONS = {"device": "cpu", "max_streams": 4, "max_positions": 160, "max_queue": 4, "queue_timeout": PATIENCE_S}
@@ -406,7 +406,7 @@ sys.path.insert(0, sys.argv[3])
 from probes import kill, probed
 from qwen_megakernel.server import app as serve
 from qwen_megakernel.server.app import make_app
-from qwen_megakernel.server.bodies import SPEECH
+from qwen_megakernel.server.openai.bodies import SPEECH
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.process import bind
 

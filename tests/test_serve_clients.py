@@ -8,8 +8,8 @@ import pytest
 import soundfile
 from serving import TEXT, cloning, get, post, ready, recording, request, said, small_demo
 
-from qwen_megakernel.server.bodies import BATCH, SPEECH
 from qwen_megakernel.server.fields import FIELDS
+from qwen_megakernel.server.openai.bodies import BATCH, SPEECH
 from qwen_megakernel.speech.rates import SpeechRates
 
 PCM = {"response_format": "pcm", "seed": 5}

@@ -17,7 +17,7 @@ from serving import TEXT, cloning, places_taken, ready, recording, said, until
 from test_serve_page import LONG, TOKEN, Page, browser, demo, visit  # noqa: F401 (two fixtures)
 from waiting import PATIENCE_S, slow_case
 
-from qwen_megakernel.server.bodies import SPEECH
+from qwen_megakernel.server.openai.bodies import SPEECH
 
 NASTY = "It's \"5 $HOME\" `id` $(id) \\n \\\\ %s {x} ${y} !! <b>&amp; é 你好 😀\n\ttrue 'EOF'\u00a0\u200d\u2028 \\'"
 CLONED = ("ref_audio", "ref_text", "x_vector_only_mode")

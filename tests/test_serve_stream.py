@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed
 
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.model.pcm import pcm16
-from qwen_megakernel.server.stream_api import _Text
+from qwen_megakernel.server.omni.api import _Text
 
 
 @pytest.fixture(scope="module")

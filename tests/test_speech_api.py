@@ -39,8 +39,8 @@ from serving import (
 from waiting import slow_case
 
 from qwen_megakernel import EngineBusy, TTSEngine, Voice, cli
-from qwen_megakernel.server.bodies import SPEECH
 from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.openai.bodies import SPEECH
 from qwen_megakernel.speech import encoders
 from spoken_text.lexicon import Lexicon
 

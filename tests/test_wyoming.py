@@ -37,7 +37,7 @@ from qwen_megakernel.checkpoint.synthetic import NO_EOS  # noqa: E402
 from qwen_megakernel.server.limits import Limits  # noqa: E402
 from qwen_megakernel.server.process import ENGINE_GONE, bind  # noqa: E402
 from qwen_megakernel.server.service import EngineService  # noqa: E402
-from qwen_megakernel.server.wyoming_api import WyomingServer  # noqa: E402
+from qwen_megakernel.server.wyoming.api import WyomingServer  # noqa: E402
 from qwen_megakernel.speech.session import SpeechSession  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
@@ -651,7 +651,7 @@ def test_a_default_that_there_is_not_ends_the_process(process):
 
 
 def test_an_engine_that_cannot_be_loaded_ends_the_process(monkeypatch, caplog):
-    from qwen_megakernel.server import wyoming_api
+    from qwen_megakernel.server.wyoming import api as wyoming_api
 
     ends = []
     monkeypatch.setattr(wyoming_api, "exit_within", ends.append)
@@ -687,7 +687,7 @@ def test_what_can_never_work_ends_it_before_it_loads(args, message, monkeypatch,
 
 
 def test_off_loopback_it_warns(monkeypatch, capsys):
-    from qwen_megakernel.server import wyoming_api
+    from qwen_megakernel.server.wyoming import api as wyoming_api
 
     monkeypatch.setattr(wyoming_api, "serve", lambda _service, listener: listener.close() or 0)
     assert cli.main(["wyoming", "--device", "cpu", "--host", "0.0.0.0", "--allow-network", "--port", "0"]) == 0
@@ -700,7 +700,7 @@ def test_without_the_package_it_names_the_extra(monkeypatch, capsys):
         monkeypatch.delitem(sys.modules, name)
     import qwen_megakernel.server
 
-    monkeypatch.delattr(qwen_megakernel.server, "wyoming_api")
+    monkeypatch.delattr(qwen_megakernel.server, "wyoming")
     monkeypatch.setitem(sys.modules, "wyoming", None)
     assert cli.main(["wyoming"]) == 1
     assert "in the checkout, pip install -e '.[wyoming]'" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def _end_of_server(code: int) -> int:
 
 def wyoming(args: argparse.Namespace) -> int:
     try:
-        from qwen_megakernel.server import wyoming_api
+        from qwen_megakernel.server.wyoming import api as wyoming_api
     except ModuleNotFoundError as error:
         how = "in the checkout, pip install -e '.[wyoming]'"
         raise BackendError(f"the Wyoming server needs {error.name}: {how}") from None

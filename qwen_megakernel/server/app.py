@@ -21,14 +21,14 @@ from qwen_megakernel.server.connections import FewLines, protocols_of
 from qwen_megakernel.server.guard import Guard
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.metrics import Metrics
-from qwen_megakernel.server.openai_api import add_api
+from qwen_megakernel.server.omni.api import add_stream
+from qwen_megakernel.server.openai.api import add_api
 from qwen_megakernel.server.origins import Origins
 from qwen_megakernel.server.page import add_docs, add_page
 from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_within
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.server.socket.api import add_socket
 from qwen_megakernel.server.socket_line import MAX_RECORDING
-from qwen_megakernel.server.stream_api import add_stream
-from qwen_megakernel.server.websocket_api import add_socket
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.options import RequestOptions
 

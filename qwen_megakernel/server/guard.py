@@ -10,16 +10,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.bodies import AUDIO_MODELS, AUDIO_VOICES, BATCH, SPEECH, VOICES
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.metrics import Metrics
+from qwen_megakernel.server.omni.api import PATH as STREAM
+from qwen_megakernel.server.openai.bodies import AUDIO_MODELS, AUDIO_VOICES, BATCH, SPEECH, VOICES
 from qwen_megakernel.server.origins import Origins, came_by_proxy, is_own, is_preflight, split
 from qwen_megakernel.server.page import DOCS
 from qwen_megakernel.server.page import PATH as PAGE
 from qwen_megakernel.server.process import is_loopback
 from qwen_megakernel.server.refusals import error_response
-from qwen_megakernel.server.stream_api import PATH as STREAM
-from qwen_megakernel.server.websocket_api import PATH as SOCKET
+from qwen_megakernel.server.socket.api import PATH as SOCKET
 
 log = logging.getLogger(__name__)
 

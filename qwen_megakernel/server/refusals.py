@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 from qwen_megakernel.errors import TTSError
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.bodies import AUDIO_VOICES, BATCH, SPEECH, VOICES, why_wrong
+from qwen_megakernel.server.openai.bodies import AUDIO_VOICES, BATCH, SPEECH, VOICES, why_wrong
 
 _FIELD_NAMES = {(SPEECH, "text"): "input", (BATCH, "text"): "input", (VOICES, "voice"): "name"}
 _FIELD_NAMES |= {(AUDIO_VOICES, "voice"): "name", (AUDIO_VOICES, "text"): "ref_text"}

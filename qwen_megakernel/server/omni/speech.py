@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from qwen_megakernel.errors import NoWordsError, TextTooLongError
+from qwen_megakernel.server.omni.config import RefusedMessage, SessionConfig
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.server.stream_config import RefusedMessage, SessionConfig
 from qwen_megakernel.server.word_times import TimedWord, WordEnds, alignment
 from qwen_megakernel.speech.encoders import StreamEncoder
 from qwen_megakernel.speech.events import Ended, Sound, Words

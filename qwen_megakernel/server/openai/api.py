@@ -7,14 +7,14 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from qwen_megakernel.server.answers import Batch, Speech, Streamed, whole_file
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.bodies import BATCH, SPEECH, BatchBody, SpeechBody
 from qwen_megakernel.server.metrics import Metrics
-from qwen_megakernel.server.reading import described, read_json
+from qwen_megakernel.server.openai.answers import Batch, Speech, Streamed, whole_file
+from qwen_megakernel.server.openai.bodies import BATCH, SPEECH, BatchBody, SpeechBody
+from qwen_megakernel.server.openai.reading import described, read_json
+from qwen_megakernel.server.openai.voices import add_voices
 from qwen_megakernel.server.refusals import Refused, add_refusals, invalid
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.server.voices_api import add_voices
 from qwen_megakernel.speech.encoders import MEDIA, RATES, missing
 
 with suppress(ModuleNotFoundError):

@@ -8,7 +8,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
-from qwen_megakernel.server.bodies import MOST_VALUES, too_many_values
+from qwen_megakernel.server.openai.bodies import MOST_VALUES, too_many_values
 from qwen_megakernel.server.refusals import invalid, wrong_media
 
 _SHORT = 64 << 10  # bytes; they are parsed in 0.3 ms

@@ -13,6 +13,8 @@ from starlette.websockets import WebSocket
 from qwen_megakernel.errors import RequestError, TextTooLongError, VoiceError
 from qwen_megakernel.server.api_error import ApiError, listed
 from qwen_megakernel.server.metrics import Metrics
+from qwen_megakernel.server.omni.config import RefusedMessage, SessionConfig, check_fields, read_config, string_of
+from qwen_megakernel.server.omni.speech import REMEDY, StreamSpeech
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket_line import (
     MAX_RECORDING,
@@ -23,8 +25,6 @@ from qwen_megakernel.server.socket_line import (
     parse_message,
     protocol_error,
 )
-from qwen_megakernel.server.stream_config import RefusedMessage, SessionConfig, check_fields, read_config, string_of
-from qwen_megakernel.server.stream_speech import REMEDY, StreamSpeech
 from spoken_text.finder import Conversation
 
 log = logging.getLogger(__name__)

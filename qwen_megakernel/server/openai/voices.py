@@ -11,7 +11,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from qwen_megakernel.server.api_error import ApiError, listed
-from qwen_megakernel.server.bodies import (
+from qwen_megakernel.server.openai.bodies import (
     AUDIO_MODELS,
     AUDIO_VOICES,
     VOICES,
@@ -19,7 +19,7 @@ from qwen_megakernel.server.bodies import (
     RecordingRequest,
     VoiceRequest,
 )
-from qwen_megakernel.server.reading import checked, is_json, media_of, parsed
+from qwen_megakernel.server.openai.reading import checked, is_json, media_of, parsed
 from qwen_megakernel.server.refusals import Refused, invalid, wrong_media
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.speech.saved_voices import check_base64_size, recording_too_long
