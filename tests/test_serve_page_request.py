@@ -245,7 +245,7 @@ def test_a_text_file_is_loaded_into_the_box(noting, visit):  # noqa: F811
 
 @pytest.mark.slow
 def test_a_recording_is_a_voice_for_the_page_and_for_its_program(tiny, visit, tmp_path):  # noqa: F811
-    with cloning(tiny, ui=True, clone=True) as server, visit(server) as seen:
+    with cloning(tiny, ui=True, allow_clone=True) as server, visit(server) as seen:
         seen.expect("note", "no voice yet")
         choose_recording(seen, recording())
         seen.expect("note", "^$")

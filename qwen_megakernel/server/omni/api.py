@@ -37,13 +37,13 @@ _VOICE_FIELDS = {"voice": "name", "audio": "audio_data", "text": "ref_text"}
 _MAX_NAME, _MAX_TRANSCRIPT = 64, 10_000  # characters
 
 
-def add_stream(app: FastAPI, service: EngineService, metrics: Metrics, *, upload: bool, clone: bool) -> None:
-    """Add the route. `upload`: clients may make and delete voices. `clone`: settings may bring a voice along."""
+def add_stream(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
+    """Add the route."""
 
     @app.websocket(PATH)
     async def stream(websocket: WebSocket) -> None:
         with metrics.sockets.track_inprogress():
-            await _Stream(websocket, service, upload, clone).run()
+            await _Stream(websocket, service).run()
 
 
 class _Stream(SocketLine):
@@ -51,10 +51,10 @@ class _Stream(SocketLine):
 
     idle_words = "no request came; send input.done to keep a socket open"
 
-    def __init__(self, websocket: WebSocket, service: EngineService, upload: bool, clone: bool):
+    def __init__(self, websocket: WebSocket, service: EngineService):
         super().__init__(websocket, service)
-        self._upload = upload
-        self._long = {kind for kind, may in (("voice.add", upload), ("session.config", clone)) if may}
+        may = {"voice.add": service.options.allow_upload, "session.config": service.options.allow_clone}
+        self._long = {kind for kind in may if may[kind]}
         self._longest = max(service.limits.max_body, MAX_RECORDING * bool(self._long))
         self.conversation = Conversation()
         self._timestamps: list[dict[str, Any]] = []  # to be sent once all is spoken
@@ -163,7 +163,7 @@ class _Stream(SocketLine):
         if kind == "voice.list":
             uploaded = [{"name": name} for name in saved.by_name]
             return {"type": "voice.list.result", "voices": list(service.engine.speakers), "uploaded_voices": uploaded}
-        if not self._upload:
+        if not service.options.allow_upload:
             raise RefusedMessage("this server makes and deletes no voices: start it with --allow-upload", "type")
         name = string_of(message, "name", most=_MAX_NAME)
         if kind == "voice.add":

@@ -13,8 +13,8 @@ from fastapi.responses import StreamingResponse
 
 from qwen_megakernel.errors import TextTooLongError, TTSError
 from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.openai.refusals import Refused, error_of
 from qwen_megakernel.server.openai.turns import turns_of
-from qwen_megakernel.server.refusals import Refused, error_of
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.word_times import TimedWord, WordEnds
 from qwen_megakernel.speech.encoders import MEDIA, StreamEncoder

@@ -8,8 +8,8 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
-from qwen_megakernel.server.openai.bodies import MOST_VALUES, too_many_values
-from qwen_megakernel.server.refusals import invalid, wrong_media
+from qwen_megakernel.server.limits import MOST_VALUES, too_many_values
+from qwen_megakernel.server.openai.refusals import invalid, wrong_media
 
 _SHORT = 64 << 10  # bytes; they are parsed in 0.3 ms
 _Body = TypeVar("_Body", bound=BaseModel)

@@ -20,7 +20,7 @@ from qwen_megakernel.server.openai.bodies import (
     VoiceRequest,
 )
 from qwen_megakernel.server.openai.reading import checked, is_json, media_of, parsed
-from qwen_megakernel.server.refusals import Refused, invalid, wrong_media
+from qwen_megakernel.server.openai.refusals import Refused, invalid, wrong_media
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.speech.saved_voices import check_base64_size, recording_too_long
 
@@ -31,8 +31,8 @@ _Body = TypeVar("_Body", bound=RecordingRequest)
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client is told of a broken form; the log is not
 
 
-def add_voices(routes: APIRouter, service: EngineService, *, upload: bool) -> None:
-    """Add the routes. `upload`: clients may make, replace and delete voices."""
+def add_voices(routes: APIRouter, service: EngineService) -> None:
+    """Add the routes. Those that make, replace and delete voices only if the operator allows it."""
     errors: dict[int | str, dict[str, Any]] = {
         code: {"description": "See docs/serving.md."} for code in (400, 404, 415, 503)
     }
@@ -66,7 +66,7 @@ def add_voices(routes: APIRouter, service: EngineService, *, upload: bool) -> No
             "instructions": service.takes_instructions,
         }
 
-    if not upload:
+    if not service.options.allow_upload:
         return
 
     async def made(request: Request, kind: type[VoiceRequest]) -> str:

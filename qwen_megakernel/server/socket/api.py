@@ -43,25 +43,27 @@ _MOST_WAITING = 256 << 10  # characters of a context's messages that it has not 
 _MOST_TURNS = 32  # whose text may go on in another context, the latest used; one needs some 10 kB
 
 
-def add_socket(app: FastAPI, service: EngineService, metrics: Metrics, *, clone: bool) -> None:
-    """Add the route. `clone`: a context may bring its voice along."""
-    longest = max(service.limits.max_body, MAX_RECORDING * clone)
+def add_socket(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
+    """Add the route."""
 
     @app.websocket(PATH)
     async def speak(websocket: WebSocket) -> None:
         with metrics.sockets.track_inprogress():
-            await _Socket(websocket, service, longest).run()
+            await _Socket(websocket, service).run()
 
 
 class _Socket(SocketLine):
-    """One client's WebSocket; every context has a task of its own."""
+    """One client's WebSocket; every context has a task of its own.
+
+    Attributes:
+        longest: most characters of a message.
+    """
 
     idle_words = "no request came; send ping to keep a socket open"
 
-    def __init__(self, websocket: WebSocket, service: EngineService, longest: int):
-        """`longest`: characters of a message."""
+    def __init__(self, websocket: WebSocket, service: EngineService):
         super().__init__(websocket, service)
-        self.longest = longest
+        self.longest = max(service.limits.max_body, MAX_RECORDING * service.options.allow_clone)
         self._contexts: dict[str, _Context] = {}
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._numbers = 0
