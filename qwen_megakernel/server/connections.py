@@ -23,11 +23,11 @@ The plan for leaving these overrides; each step deletes what it makes needless:
 
 1. Offer uvicorn limits of its own: of a head (time, bytes, number of headers; only its h11 has one), of pipelined
    requests, of a message's fragments and of control frames.
-2. Report its bugs: a pipelined request is not told that its client has gone (`_hang_up`), a refusal comes amid an answer
-   (`send_400_response`), a handshake may have a body, bad UTF-8 is logged with a traceback, pongs pile up.
+2. Report its bugs: a pipelined request is not told that its client has gone (`_hang_up`), a refusal may come amid an
+   answer (`send_400_response`), a handshake may have a body, bad UTF-8 is logged with a traceback, pongs pile up.
 3. Places for connections (`resting`, `_crowded`) and reading by turns (`_read`) are our own. They need no override in a
-   protocol of ours around httptools' parser and websockets' `ServerProtocol`, whose interfaces are public. uvicorn takes
-   such a class (`Config(http=, ws=)`). It would have about 400 lines, so it is worth it only if steps 1 and 2 fail.
+   protocol of ours around httptools' parser and websockets' `ServerProtocol`, whose interfaces are public; uvicorn's
+   `Config(http=, ws=)` takes it. It would have about 400 lines, so it is worth it only if steps 1 and 2 fail.
 """
 
 import asyncio
