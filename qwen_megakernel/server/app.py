@@ -18,7 +18,7 @@ from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.server.connections import FewLines, protocols_of
 from qwen_megakernel.server.guard import OPEN, Guard
 from qwen_megakernel.server.limits import Limits
-from qwen_megakernel.server.metrics import Metrics
+from qwen_megakernel.server.metrics import Metrics, add_state
 from qwen_megakernel.server.omni import api as omni
 from qwen_megakernel.server.openai import api as openai
 from qwen_megakernel.server.options import ServerOptions
@@ -29,7 +29,6 @@ from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_withi
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket import api as socket_api
 from qwen_megakernel.server.socket_line import MAX_RECORDING
-from qwen_megakernel.server.state import add_state
 from qwen_megakernel.speech.engine import TTSEngine
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,9 @@ OPENAI_NAMES = "openai"
 """As --voice-alias: OpenAI's names of voices."""
 
 _MAX_NAME = 256  # characters of a model's name
+_ALL, _NAMED = ("serve", "wyoming", "ray"), ("serve", "ray")
+_ALIAS = f"another name of a voice, such as alloy=ada, or {OPENAI_NAMES}: OpenAI's names"
+_ORIGIN = "let web pages of this origin use the server, such as https://example.com; '*' needs a token"
 
 
 class Row(NamedTuple):
@@ -23,14 +26,14 @@ class Row(NamedTuple):
     Attributes:
         about: its line of help.
         entrances: which take it: the commands "serve" and "wyoming", and "ray", whose arguments have the fields' names.
-        typed: its name on a command line, where it has another: one value of several.
         metavar: what help calls its value.
+        typed: its name on a command line, where it has another: one value of several.
     """
 
     about: str
     entrances: tuple[str, ...] = ("serve",)
-    typed: str = ""
     metavar: str | None = None
+    typed: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,35 +53,19 @@ class ServerOptions:
         BackendError: no client could send the token or a served name.
     """
 
-    voices: Annotated[
-        Path | None,
-        Row("folder of saved voices (Voice.save), each named by its file", ("serve", "wyoming", "ray"), metavar="DIR"),
-    ] = None
+    voices: Annotated[Path | None, Row("folder of saved voices (Voice.save), each named by its file", _ALL, "DIR")] = (
+        None
+    )
     allow_foreign_voice: Annotated[bool, Row("an experiment: Base voices on CustomVoice", ("ray",))] = False
-    served_names: Annotated[
-        tuple[str, ...], Row("another name of the model", ("serve", "ray"), "served-name", "NAME")
-    ] = ()
-    voice_aliases: Annotated[
-        Mapping[str, str],
-        Row(
-            f"another name of a voice, such as alloy=ada, or {OPENAI_NAMES}: OpenAI's names",
-            ("serve", "ray"),
-            "voice-alias",
-            "ALIAS=VOICE",
-        ),
-    ] = field(default_factory=dict)
+    served_names: Annotated[tuple[str, ...], Row("another name of the model", _NAMED, "NAME", "served-name")] = ()
+    voice_aliases: Annotated[Mapping[str, str], Row(_ALIAS, _NAMED, "ALIAS=VOICE", "voice-alias")] = field(
+        default_factory=dict
+    )
     openai_voices: bool = False
     token: Annotated[str | None, Row(f"token that clients must send; safer in the environment variable {TOKEN}")] = None
     allow_upload: Annotated[bool, Row("let clients make voices from recordings (Base)")] = False
     allow_clone: Annotated[bool, Row("let a request bring the recording of its voice along (Base)")] = False
-    allow_origins: Annotated[
-        tuple[str, ...],
-        Row(
-            "let web pages of this origin use the server, such as https://example.com; '*' needs a token",
-            typed="allow-origin",
-            metavar="ORIGIN",
-        ),
-    ] = ()
+    allow_origins: Annotated[tuple[str, ...], Row(_ORIGIN, metavar="ORIGIN", typed="allow-origin")] = ()
     ui: Annotated[bool, Row("serve a web page at /, to try the server")] = False
     log_texts: Annotated[bool, Row("log the texts too, not only lengths and times", ("serve", "wyoming"))] = False
     defaults: RequestOptions = field(default_factory=RequestOptions)

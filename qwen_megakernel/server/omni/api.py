@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 from qwen_megakernel.errors import RequestError, TextTooLongError, VoiceError
 from qwen_megakernel.server.api_error import ApiError, listed
 from qwen_megakernel.server.metrics import Metrics
-from qwen_megakernel.server.omni.config import RefusedMessage, SessionConfig, check_fields, read_config, string_of
+from qwen_megakernel.server.omni.config import SessionConfig, check_fields, read_config, string_of
 from qwen_megakernel.server.omni.speech import REMEDY, StreamSpeech
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket_line import (
@@ -97,11 +97,10 @@ class _Stream(SocketLine):
                 message = parse_message(text, self._longest)
                 kind = check_fields(message)
                 if kind not in self._long and size > (most := self.service.limits.max_body):
-                    raise RefusedMessage(f"a message has {size} characters, at most {most}: send its text in pieces")
+                    raise RequestError(f"a message has {size} characters, at most {most}: send its text in pieces")
                 return kind, message
-            except (CloseSocket, RefusedMessage) as refused:  # one message is wrong; the session goes on
-                assert refused.error
-                self.put(error_message(refused.error))
+            except (CloseSocket, RequestError) as refused:  # one message is wrong; the session goes on
+                self.put_error(refused)
 
     def put_error(self, error: Exception, names: Mapping[str, str] | None = None, **more: Any) -> None:
         """Tell the client of an exception.
@@ -110,7 +109,7 @@ class _Stream(SocketLine):
             names: the API's field names -> this message's names, where they differ.
             more: further fields, which say what the error is about.
         """
-        told = error.error if isinstance(error, RefusedMessage) else ApiError.of(error)
+        told = error.error if isinstance(error, CloseSocket) and error.error else ApiError.of(error)
         told = replace(told, field=names.get(told.field, told.field)) if names and told.field else told
         if told.status == 500:
             log.error("a message could not be answered", exc_info=error)
@@ -137,9 +136,8 @@ class _Stream(SocketLine):
         try:
             if kind == "session.config":
                 if speaking:
-                    raise RefusedMessage(
-                        "session.config comes too late for this utterance: send input.done first", "type"
-                    )
+                    words = "session.config comes too late for this utterance: send input.done first"
+                    raise RequestError(words, field="type")
                 self._config = await read_config(message, self.service)
             elif kind == "input.done":
                 self._put_done(0)
@@ -164,7 +162,7 @@ class _Stream(SocketLine):
             uploaded = [{"name": name} for name in saved.by_name]
             return {"type": "voice.list.result", "voices": list(service.engine.speakers), "uploaded_voices": uploaded}
         if not service.options.allow_upload:
-            raise RefusedMessage("this server makes and deletes no voices: start it with --allow-upload", "type")
+            raise RequestError("this server makes and deletes no voices: start it with --allow-upload", field="type")
         name = string_of(message, "name", most=_MAX_NAME)
         if kind == "voice.add":
             recording = string_of(message, "audio_data")
@@ -184,7 +182,7 @@ class _Stream(SocketLine):
     async def _speak(self, message: dict[str, Any]) -> None:
         """One utterance, from its first text to its session.done."""
         if self._config is None:
-            self.put_error(RefusedMessage("there are no settings yet: send session.config first", "type"))
+            self.put_error(RequestError("there are no settings yet: send session.config first", field="type"))
             return
         text, sentences, speaks = _Text(self), 0, True
         try:
@@ -233,11 +231,11 @@ class _Text:
         """Take an `input.text`.
 
         Raises:
-            RefusedMessage, TextTooLongError: the message has no text, or the utterance has too much.
+            RequestError: the message has no text, or the utterance has too much.
         """
         text, most = message.get("text"), self._stream.service.limits.max_text
         if not isinstance(text, str):
-            raise RefusedMessage(f"text must be a string, got {reprlib.repr(text)}", "text")
+            raise RequestError(f"text must be a string, got {reprlib.repr(text)}", field="text")
         self._characters += len(text)
         if self._characters > most:
             words = f"an utterance may have at most {most} characters, this one has {self._characters}"
@@ -248,7 +246,7 @@ class _Text:
         """Wait until there is something to speak. Blanks alone take no slot. False: the text ended before that.
 
         Raises:
-            RequestError, RefusedMessage: as `read`.
+            RequestError: as `read`.
         """
         while not self.complete and not self.pending.strip():
             await self.read()
@@ -260,7 +258,7 @@ class _Text:
         spoken as a whole, which saves a call into the engine.
 
         Raises:
-            RequestError, RefusedMessage: as `read`.
+            RequestError: as `read`.
         """
         for _ in range(_GLANCES):
             while not self.complete and self._stream.has_message:
@@ -271,15 +269,14 @@ class _Text:
         """Wait for the end of a text that must come in one message.
 
         Raises:
-            RefusedMessage: another message with text came.
-            RequestError: the end did not come in time.
+            RequestError: another message with text came, or the end did not come in time.
         """
         came = self._characters
         while not self.complete:
             await self.read()
             if self._characters > came:
                 words = "non_streaming_mode needs the whole text in one input.text, but more came"
-                raise RefusedMessage(f"{words}: send it whole, or set non_streaming_mode to false", "text")
+                raise RequestError(f"{words}: send it whole, or set non_streaming_mode to false", field="text")
         whole, self.pending = self.pending, ""
         return whole
 
@@ -287,7 +284,7 @@ class _Text:
         """Wait for the next piece of text, or for the text's end. Answer other messages meanwhile.
 
         Raises:
-            RequestError, RefusedMessage: nothing came in time, or the piece is refused.
+            RequestError: nothing came in time, or the piece is refused.
         """
         patience = self._stream.service.limits.text_s
         try:

@@ -7,7 +7,9 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 
+from qwen_megakernel.errors import RequestError
 from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.metrics import UNREADY
 from qwen_megakernel.server.openai.answers import Batch, Speech, Streamed, whole_file
 from qwen_megakernel.server.openai.bodies import (
     AUDIO_MODELS,
@@ -20,11 +22,10 @@ from qwen_megakernel.server.openai.bodies import (
     SpeechBody,
 )
 from qwen_megakernel.server.openai.reading import described, read_json
-from qwen_megakernel.server.openai.refusals import Refused, add_refusals, invalid
+from qwen_megakernel.server.openai.refusals import Refused, add_refusals
 from qwen_megakernel.server.openai.voices import add_voices
 from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.server.state import UNREADY
 from qwen_megakernel.speech.encoders import MEDIA, RATES, missing
 
 with suppress(ModuleNotFoundError):
@@ -74,7 +75,7 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
         body = await read_json(of, SpeechBody)
         name = _checked(service, body)
         if (size := len(body.input)) > (most := service.limits.max_text):
-            raise invalid(f"input has {size} characters, at most {most} are allowed", "input")
+            raise RequestError(f"input has {size} characters, at most {most} are allowed", field="input")
         events = body.stream_format == "sse" or (
             body.stream_format is None and body.stream is True and "text/event-stream" in of.headers.get("accept", "")
         )
@@ -82,7 +83,7 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
         streams = events or (made.streams and body.stream is not False)
         if body.retries and streams:
             words = "retries needs an answer that is not streamed, because nobody must hear the first try"
-            raise invalid(f"{words}: send stream: false, or a batch", "retries")
+            raise RequestError(f"{words}: send stream: false, or a batch", field="retries")
         options = await service.cloned(body.options(), body.clone())
         made.prepare(body.input, options, body.speakers is True)
         headers = {"X-Seed": str(made.seed)}
@@ -115,9 +116,10 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
         name = _checked(service, body)
         limits = service.limits
         if (count := len(body.inputs)) > limits.max_batch:
-            raise invalid(f"inputs has {count} entries, at most {limits.max_batch} are allowed", "inputs")
+            raise RequestError(f"inputs has {count} entries, at most {limits.max_batch} are allowed", field="inputs")
         if (size := sum(len(item.input) for item in body.inputs)) > limits.max_batch_text:
-            raise invalid(f"inputs have {size} characters, at most {limits.max_batch_text} are allowed", "inputs")
+            words = f"inputs have {size} characters, at most {limits.max_batch_text} are allowed"
+            raise RequestError(words, field="inputs")
         shared = await service.cloned(body.options(), body.clone())
         items = []
         for item in body.inputs:
@@ -152,9 +154,10 @@ def _checked(service: EngineService, body: SpeechBody | BatchBody) -> str:
     service.check_task(body.task_type)
     name = body.response_format or _DEFAULT_FORMAT
     if why := missing(name):
-        raise invalid(why, "response_format")
+        raise RequestError(why, field="response_format")
     if body.sample_rate not in (None, *RATES):
-        raise invalid(f"sample_rate must be one of {', '.join(map(str, RATES))}, got {body.sample_rate}", "sample_rate")
+        words = f"sample_rate must be one of {', '.join(map(str, RATES))}, got {body.sample_rate}"
+        raise RequestError(words, field="sample_rate")
     return name
 
 

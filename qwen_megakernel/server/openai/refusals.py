@@ -25,11 +25,6 @@ class Refused(Exception):
         self.param = param
 
 
-def invalid(words: str, param: str | None = None) -> Refused:
-    """A request that can never be served."""
-    return Refused(ApiError(400, "invalid", words), param)
-
-
 def error_of(error: Exception, path: str) -> dict[str, Any]:
     """The error object for the error that ended a request to `path`."""
     return error_body(*_told(error, path))

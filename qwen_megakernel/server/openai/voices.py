@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from qwen_megakernel.errors import RequestError
 from qwen_megakernel.server.api_error import ApiError, listed
 from qwen_megakernel.server.openai.bodies import (
     AUDIO_MODELS,
@@ -20,7 +21,7 @@ from qwen_megakernel.server.openai.bodies import (
     VoiceRequest,
 )
 from qwen_megakernel.server.openai.reading import checked, is_json, media_of, parsed
-from qwen_megakernel.server.openai.refusals import Refused, invalid, wrong_media
+from qwen_megakernel.server.openai.refusals import Refused, wrong_media
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.speech.saved_voices import check_base64_size, recording_too_long
 
@@ -164,14 +165,14 @@ async def _read_form(request: Request, max_upload: int) -> tuple[dict[str, Any],
     try:
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError):
-        raise invalid(words) from None
+        raise RequestError(words) from None
     try:
         fields = dict(form.multi_items())
         if len(fields) < len(form.multi_items()):
-            raise invalid(f"{words}; one came twice")
+            raise RequestError(f"{words}; one came twice")
         recording = fields.pop("audio", None) or fields.pop("audio_sample", None)
         if not isinstance(recording, UploadFile):
-            raise invalid("audio must be a file of the form: send it with a file name", "audio")
+            raise RequestError("audio must be a file of the form: send it with a file name", field="audio")
         content = await recording.read()
         if len(content) > max_upload:
             raise recording_too_long(max_upload)

@@ -26,7 +26,7 @@ from qwen_megakernel.server.socket_line import (
     protocol_error,
 )
 from qwen_megakernel.speech.events import Began, Ended, Sound, Words
-from qwen_megakernel.speech.options import MOST_TEXT, options_of, read_options
+from qwen_megakernel.speech.options import MOST_TEXT, Option, options_of, read_options
 from qwen_megakernel.speech.session import FLUSH, Flush, SpeechSession
 from spoken_text.finder import Conversation
 from spoken_text.front_end import Reading
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 PATH = "/v1/audio/speech/socket"
 
-SETTINGS: dict[str, type] = {"words": bool, "turn": str}
+SETTINGS = {"words": Option(kinds=(bool,)), "turn": Option(kinds=(str,))}
 """What a context's first message may have besides the options of speech."""
 _MAX_NAME = 64  # characters of a context's name
 _REMEMBERED = 1000  # names of ended contexts: late text must not open them again
@@ -309,13 +309,8 @@ class _Context:
                 known = name in options_of("socket") or name in SETTINGS or name in CLONE_FIELDS
                 words = "comes too late: settings go with a context's first message" if known else "is not known here"
                 raise RequestError(f"{name[:40]} {words}", field=name[:40])
-            if kind := SETTINGS.get(name):
-                wanted = "true or false" if kind is bool else "a string"
-                if value is not None and not isinstance(value, kind):
-                    raise RequestError(f"{name} must be {wanted}, got {reprlib.repr(value)}", field=name)
-                if isinstance(value, str) and len(value) > MOST_TEXT:
-                    words = f"{name} has {len(value)} characters, at most {MOST_TEXT} are allowed"
-                    raise RequestError(words, field=name)
+            if setting := SETTINGS.get(name):
+                setting.checked(value, name, MOST_TEXT)
         return {name: value for name, value in message.items() if value is not None}, text, complete
 
     async def _texts(self) -> AsyncGenerator[str | Flush, None]:
