@@ -6,6 +6,7 @@ import inspect
 
 import pytest
 import uvicorn
+from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
 from qwen_megakernel.server.connections import HttpConnection, SocketConnection
@@ -21,7 +22,7 @@ OURS = {
 def test_what_connections_override_and_use_is_there_in_uvicorn(kind):
     """A release that renames one of them would end a limit without a word."""
     loop = asyncio.new_event_loop()
-    theirs = kind.__base__(uvicorn.Config(lambda: None), ServerState(), {}, loop)
+    theirs = kind.__base__(uvicorn.Config(Starlette()), ServerState(), {}, loop)
     loop.close()
     (tree,) = ast.parse(inspect.getsource(kind)).body
     defined = {part.name for part in tree.body if not isinstance(part, ast.Assign | ast.AnnAssign | ast.Expr)}
