@@ -19,7 +19,6 @@ from qwen_megakernel.choices import (
     MODEL_SIZES,
     PUBLISHED,
     SYNTHETIC_SIZES,
-    TOKEN,
     VARIANTS,
     VERIFIED_FRAMES,
 )
@@ -34,7 +33,6 @@ from qwen_megakernel.commands.options import (
     add_engine_options,
     add_output_options,
     add_recordings,
-    add_served_names,
     add_server_options,
     add_voice_options,
     an_integer,
@@ -189,13 +187,6 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:
     add = serve.add_argument
     add("--host", default="127.0.0.1", help="default: %(default)s; other addresses need a token")
     add("--port", type=an_integer, default=8000, help="default: %(default)s")
-    add("--token", help=f"token that clients must send; safer in the environment variable {TOKEN}")
-    add_served_names(serve)
-    add("--allow-upload", action="store_true", help="let clients make voices from recordings (Base)")
-    add("--allow-clone", action="store_true", help="let a request bring the recording of its voice along (Base)")
-    origin = "let web pages of this origin use the server, such as https://example.com; '*' needs a token"
-    add("--allow-origin", metavar="ORIGIN", action="append", default=[], help=f"{origin}; may be repeated")
-    add("--ui", action="store_true", help="serve a web page at /, to try the server")
 
 
 def _add_wyoming(commands: argparse._SubParsersAction) -> None:

@@ -39,13 +39,15 @@ def main() -> None:
     from qwen_megakernel.engine.options import EngineOptions
     from qwen_megakernel.server.app import make_app, serve
     from qwen_megakernel.server.limits import Limits
+    from qwen_megakernel.server.options import ServerOptions
     from qwen_megakernel.server.process import bind, load_for_good
 
     told, limits = Path(sys.argv[1]), Limits(**json.loads(sys.argv[2]))
     select.measure = lambda *_: CpuSpeed(1, {1: 1e-4})  # beside other work fewer utterances would run at once
     sizes = {"max_streams": 4, "max_positions": 256, "max_queue": 16, "queue_timeout": PATIENCE_S}
     options = EngineOptions(device="cpu", threads=1, **sizes)
-    app = make_app(lambda: load_for_good("demo", options), model="demo", token=TOKEN, limits=limits, upload=True)
+    server = ServerOptions(token=TOKEN, limits=limits, allow_upload=True)
+    app = make_app(lambda: load_for_good("demo", options), server, model="demo")
     life = app.router.lifespan_context
 
     @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ from waiting import slow_case
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
-from qwen_megakernel.server.bodies import SPEECH
+from qwen_megakernel.server.openai.bodies import SPEECH
 
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

@@ -21,7 +21,8 @@ from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.app import config_of, make_app
-from qwen_megakernel.server.bodies import SPEECH
+from qwen_megakernel.server.openai.bodies import SPEECH
+from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.process import drop_stalled
 from qwen_megakernel.server.service import EngineService
 
@@ -109,9 +110,10 @@ def slots_taken(engine: TTSEngine) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def running(load: Callable[[], TTSEngine], port: int = 0, **options) -> Iterator[Running]:
-    """Until the block ends; `load`'s engine is closed then. port: of a server that has ended, to come back there."""
-    app = make_app(load, **({"model": "demo"} | options))
+def running(load: Callable[[], TTSEngine], port: int = 0, model: str = "demo", **options) -> Iterator[Running]:
+    """Until the block ends; `load`'s engine is closed then. port: of a server that has ended, to come back there.
+    options: those of `ServerOptions`."""
+    app = make_app(load, ServerOptions(**options), model=model)
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
@@ -154,7 +156,7 @@ def asgi(load: Callable[[], TTSEngine], path: str, receive: Callable, send: Call
     kind = "websocket" if path.rpartition("/")[2] in ("socket", "stream") else "http"
     scope = {"type": kind, "path": path, "query_string": b""} | ({"method": "POST"} if kind == "http" else {})
     scope["headers"] = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    app = make_app(load, model="demo", **options)
+    app = make_app(load, ServerOptions(**options), model="demo")
 
     async def main() -> None:
         async with app.router.lifespan_context(app):

@@ -6,7 +6,7 @@ import pytest
 from attacks import TOKEN, is_closed, send_all, target
 from waiting import until
 
-from qwen_megakernel.server.bodies import BATCH, SPEECH, VOICES
+from qwen_megakernel.server.openai.bodies import BATCH, SPEECH, VOICES
 
 pytestmark = pytest.mark.attacks
 LIMITS = {"header_s": 2.0, "idle_s": 5.0, "connections": 64}

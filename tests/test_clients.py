@@ -44,7 +44,7 @@ def demo() -> TTSEngine:
 
 @pytest.fixture(scope="module")
 def server():
-    with ready(demo, token="secret", aliases={"ash": "ada"}) as server:  # LiveKit's default voice
+    with ready(demo, token="secret", voice_aliases={"ash": "ada"}) as server:  # LiveKit's default voice
         yield server
 
 
@@ -157,7 +157,7 @@ def test_livekits_qwen3_client_registers_a_voice(tiny, tmp_path):
         assert (await turn(tts))[0] > 0
         await tts.aclose()
 
-    with cloning(tiny, upload=True, token="secret") as server:
+    with cloning(tiny, allow_upload=True, token="secret") as server:
         run(call)
 
 

@@ -26,7 +26,7 @@ BEARING = {"authorization": "Bearer secret"}
 
 @pytest.fixture(scope="module")
 def server():
-    with ready(small_demo, token="secret", openai_voices=True, origins=["https://chat.example"]) as server:
+    with ready(small_demo, token="secret", openai_voices=True, allow_origins=["https://chat.example"]) as server:
         yield server
 
 
@@ -63,7 +63,7 @@ def test_programs_with_openais_interface_speak(server, body):
 
 def test_vllm_omnis_http_examples_speak(tiny):
     sound = "data:audio/wav;base64," + base64.b64encode(recording()).decode()
-    with cloning(tiny, clone=True) as server:
+    with cloning(tiny, allow_clone=True) as server:
         payload = {
             "input": "Hello, this is a cloned voice",
             "task_type": "Base",
@@ -161,7 +161,7 @@ def test_curl_with_every_field_at_once(tiny, tmp_path):
     assert set(values) | left_out == {*FIELDS, *options_of("http")}
     body = tmp_path / "body.json"
     body.write_text(json.dumps(values))
-    with cloning(tiny, clone=True) as server:
+    with cloning(tiny, allow_clone=True) as server:
         curl = ["curl", "--silent", "--dump-header", "-", "--output", str(tmp_path / "a.pcm"), "--data", f"@{body}"]
         curl += ["--header", "Content-Type: application/json", f"{server.url}/v1/audio/speech"]
         head = subprocess.run(curl, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout

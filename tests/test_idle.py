@@ -1,6 +1,7 @@
 """Nothing is accepted that does nothing: it is refused, or named in a warning or an answer."""
 
 import asyncio
+import dataclasses
 import logging
 import re
 from types import SimpleNamespace
@@ -102,7 +103,7 @@ def test_foreign_voices_are_for_custom_voice(variant, told, caplog):
 
 @pytest.fixture(scope="module")
 def server():
-    with ready(small_demo, upload=True) as server:
+    with ready(small_demo, allow_upload=True) as server:
         yield server
 
 
@@ -135,7 +136,8 @@ def test_a_server_names_what_changes_nothing(server):
         client.speak("Hi.")
         assert client.until("audio.start")["ignored"] == ["silence_s", "timestamp_transport_strategy"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server.service, "defaults", RequestOptions(trim="both"))
+        trimming = dataclasses.replace(server.service.options, defaults=RequestOptions(trim="both"))
+        patch.setattr(server.service, "options", trimming)
         assert "x-ignored" not in server.post(silence_s=0.1).headers, "the server's own trim is there"
 
 
@@ -153,7 +155,7 @@ def test_fields_of_a_voice_that_change_nothing_are_named(given, ignored):
 
 
 def test_a_server_that_cannot_clone_says_so(caplog):
-    with caplog.at_level(logging.WARNING), ready(small_demo, upload=True):
+    with caplog.at_level(logging.WARNING), ready(small_demo, allow_upload=True):
         assert "no client can make or bring voices: demo is no Base checkpoint" in caplog.text
 
 

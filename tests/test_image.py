@@ -20,6 +20,7 @@ from qwen_megakernel.backend import build
 from qwen_megakernel.choices import TOKEN
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.guard import OPEN
+from qwen_megakernel.server.options import ServerOptions
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -114,7 +115,7 @@ def served(image_command: list[str]) -> argparse.Namespace:
 
 def routes() -> set[str]:
     """Paths that answer GET without a token."""
-    app = make_app(lambda: None, model="demo", token="secret")
+    app = make_app(lambda: None, ServerOptions(token="secret"), model="demo")
     return {path for path, methods in app.openapi()["paths"].items() if "get" in methods} & set(OPEN)
 
 

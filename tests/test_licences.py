@@ -19,7 +19,7 @@ WITHOUT = """
 import sys
 sys.modules.update(dict.fromkeys(("num2words", "soxr", "av")))
 from qwen_megakernel import TTSEngine
-import qwen_megakernel.commands.speak, qwen_megakernel.server.app, qwen_megakernel.server.wyoming_api
+import qwen_megakernel.commands.speak, qwen_megakernel.server.app, qwen_megakernel.server.wyoming.api
 with TTSEngine.load("demo", backend="torch", device="cpu") as engine:
     print(len(engine.generate("Hello.", speaker="ada").samples))
 """

@@ -17,12 +17,11 @@ import demo_pipeline
 from qwen_megakernel import Lexicon, RequestError, SamplingParams, TTSEngine, cli
 from qwen_megakernel.checkpoint.config import TalkerConfig
 from qwen_megakernel.commands import batch
-from qwen_megakernel.commands.options import speech_options
+from qwen_megakernel.commands.options import server_options
 from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.server.fields import told_apart
-from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.speech import shared
 from qwen_megakernel.speech.options import CLIENTS, COMMANDS, ENTRANCES, SERVERS, table
@@ -117,8 +116,7 @@ class Asked(contextlib.ExitStack):
             assert run(["--text", self.text, "-o", str(self.folder / "x.wav"), *words]) == 0 or self._failed()
         elif entrance in SERVERS:
             args = cli._parser().parse_args([entrance, *(w for pair in alone.items() for w in self._words(*pair))])
-            defaults = speech_options(args, entrance)
-            service = EngineService(lambda: None, model="demo", limits=Limits(), defaults=defaults)
+            service = EngineService(lambda: None, server_options(args, entrance), model="demo")
             service._engine = self.engine
             return self._told(service.request({}))
         elif entrance == "pipecat":

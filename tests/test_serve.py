@@ -45,9 +45,10 @@ from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError, listed
 from qwen_megakernel.server.app import make_app
-from qwen_megakernel.server.bodies import BATCH, SPEECH
 from qwen_megakernel.server.connections import FewLines
 from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.openai.bodies import BATCH, SPEECH
+from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.service import OPENAI_MODELS
 
 OPTIONS = {"device": "cpu", "max_streams": 4, "max_positions": 160, "max_queue": 4, "queue_timeout": PATIENCE_S}
@@ -349,7 +350,7 @@ def test_who_hangs_up_in_the_queue_leaves_it(server):
 @pytest.mark.parametrize("token", ["", "two words\n", "g\u00e4ste", " x"])
 def test_a_token_that_no_client_can_send_is_refused(token):
     with pytest.raises(BackendError, match="token"):
-        make_app(small_demo, model="demo", token=token)
+        make_app(small_demo, ServerOptions(token=token), model="demo")
 
 
 # ---------------------------------------------------------------- life
@@ -406,8 +407,9 @@ sys.path.insert(0, sys.argv[3])
 from probes import kill, probed
 from qwen_megakernel.server import app as serve
 from qwen_megakernel.server.app import make_app
-from qwen_megakernel.server.bodies import SPEECH
+from qwen_megakernel.server.openai.bodies import SPEECH
 from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.process import bind
 
 def load():
@@ -422,7 +424,7 @@ def load():
     return engine
 
 listener = bind("127.0.0.1", int(sys.argv[1]))
-sys.exit(serve.serve(serve.make_app(load, model="demo", limits=Limits(drain_s=600)), listener))
+sys.exit(serve.serve(serve.make_app(load, ServerOptions(limits=Limits(drain_s=600)), model="demo"), listener))
 """
 
 
@@ -505,14 +507,14 @@ def test_foreign_voices_that_cannot_be_served_are_told_before_it_starts(tiny, tm
     config = Checkpoint.open(tiny("custom_voice", size="tiny-adapter", eos_gain=2.0)).config
     Voice.nobody(config.talker.stack.hidden_size, "of a Base checkpoint").save(tmp_path / f"{name}.safetensors")
     with pytest.raises(VoiceError, match=message or r"saved voices need a Base .*custom_voice.*--allow-foreign-voice"):
-        make_app(lambda: None, model="x", config=config, voices=tmp_path, allow_foreign_voice=allowed)
+        make_app(lambda: None, ServerOptions(voices=tmp_path, allow_foreign_voice=allowed), model="x", config=config)
 
 
 def test_an_upload_that_takes_too_long_leaves_no_voice(tiny, tmp_path, monkeypatch):
     """And its name can be had by the next one."""
     wait, made = threading.Event(), threading.Event()
     body = {"name": "ben", "audio": base64.b64encode(recording()).decode()}
-    with cloning(tiny, voices=tmp_path, upload=True, limits=Limits(total_s=1.0)) as server:
+    with cloning(tiny, voices=tmp_path, allow_upload=True, limits=Limits(total_s=1.0)) as server:
         voice = server.service.engine.placeholder_voice()
 
         def create(*_args) -> Voice:
@@ -532,10 +534,11 @@ def test_an_upload_that_takes_too_long_leaves_no_voice(tiny, tmp_path, monkeypat
 
 def test_hosts_that_others_reach_need_a_token(capsys, monkeypatch):
     from qwen_megakernel import cli
+    from qwen_megakernel.choices import TOKEN
 
-    monkeypatch.delenv(cli.TOKEN, raising=False)
+    monkeypatch.delenv(TOKEN, raising=False)
     assert cli.main(["serve", "--host", "0.0.0.0"]) == 1
-    assert f"set {cli.TOKEN}" in capsys.readouterr().err
+    assert f"set {TOKEN}" in capsys.readouterr().err
 
 
 @pytest.mark.slow

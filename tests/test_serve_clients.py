@@ -8,8 +8,8 @@ import pytest
 import soundfile
 from serving import TEXT, cloning, get, post, ready, recording, request, said, small_demo
 
-from qwen_megakernel.server.bodies import BATCH, SPEECH
 from qwen_megakernel.server.fields import FIELDS
+from qwen_megakernel.server.openai.bodies import BATCH, SPEECH
 from qwen_megakernel.speech.rates import SpeechRates
 
 PCM = {"response_format": "pcm", "seed": 5}
@@ -191,7 +191,7 @@ ASKS = {"origin": ORIGIN, "access-control-request-method": "POST", "access-contr
 @pytest.mark.parametrize("token", [None, "secret"])
 def test_listed_origins_are_served_and_others_are_told_the_option(token):
     bearing = {"authorization": "Bearer secret"} if token else {}
-    with ready(small_demo, token=token, origins=[ORIGIN]) as server:
+    with ready(small_demo, token=token, allow_origins=[ORIGIN]) as server:
         asked = request("OPTIONS", server.url + SPEECH, headers=ASKS)
         assert asked.status_code == 204 and asked.headers["access-control-allow-origin"] == ORIGIN
         assert "Authorization" in asked.headers["access-control-allow-headers"]
@@ -210,7 +210,7 @@ def test_listed_origins_are_served_and_others_are_told_the_option(token):
 
 def test_a_request_brings_its_voice_along(tiny):
     sound = base64.b64encode(recording()).decode()
-    with cloning(tiny, clone=True) as server:
+    with cloning(tiny, allow_clone=True) as server:
         assert get(f"{server.url}/v1/voices").json()["clones"] is True
         body = {"voice": None, "input": "Hello.", "max_frames": 8, **PCM}
         first = server.post(**body, ref_audio=sound, ref_text="Hi.")
@@ -239,7 +239,7 @@ def test_a_request_brings_its_voice_along(tiny):
 
 def test_new_voices_are_bounded_and_known_ones_are_not(tiny, monkeypatch):
     monkeypatch.setattr("qwen_megakernel.server.clones._A_MINUTE", 2)
-    with cloning(tiny, clone=True) as server:
+    with cloning(tiny, allow_clone=True) as server:
         sounds = [base64.b64encode(recording(seed)).decode() for seed in range(3)]
         body = {"voice": None, "input": "Hello.", "max_frames": 4, **PCM}
         codes = [server.post(**body, ref_audio=sound).status_code for sound in (*sounds, sounds[0])]

@@ -394,7 +394,7 @@ def test_blocked_sound_is_told_and_heard_from_its_beginning_after_a_tap(server, 
 
 @pytest.mark.slow
 def test_it_clones_what_is_chosen_or_recorded(tiny, tmp_path, visit):
-    with cloning(tiny, ui=True, upload=True, voices=tmp_path) as server, visit(server) as seen:
+    with cloning(tiny, ui=True, allow_upload=True, voices=tmp_path) as server, visit(server) as seen:
         seen.page.get_by_text("Clone a voice").click()
         assert seen.button("Make the voice").is_disabled() and seen.button("Speak").is_disabled()
         choose = lambda name, data: seen.page.set_input_files(  # noqa: E731
@@ -432,7 +432,7 @@ def test_it_clones_what_is_chosen_or_recorded(tiny, tmp_path, visit):
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["here", slow_case("elsewhere")])
 def test_without_a_voice_nothing_can_be_said_until_one_was_made(tiny, tmp_path, visit, fresh_seed, where):
-    with cloning(tiny, ui=True, upload=True, voices=tmp_path) as server, visit(server) as seen:
+    with cloning(tiny, ui=True, allow_upload=True, voices=tmp_path) as server, visit(server) as seen:
         seen.expect("note", "no voice yet")
         assert seen.page.locator("#voice option").count() == 0 and seen.page.locator("#voice").is_disabled()
         assert seen.button("Speak").is_disabled()
@@ -460,8 +460,8 @@ def test_without_a_voice_nothing_can_be_said_until_one_was_made(tiny, tmp_path, 
 @pytest.mark.slow
 def test_a_model_that_needs_no_voice_offers_the_default_one(tiny, visit):
     folder = tiny("voice_design", size="tiny", eos_gain=2.0)
-    options = {"device": "cpu", "max_streams": 2, "max_positions": 512}
-    with running(lambda: TTSEngine.load(folder, **options), ui=True, upload=True) as server, visit(server) as seen:
+    load = lambda: TTSEngine.load(folder, device="cpu", max_streams=2, max_positions=512)  # noqa: E731
+    with running(load, ui=True, allow_upload=True) as server, visit(server) as seen:
         seen.ready()
         assert seen.page.locator("#voice option").all_inner_texts() == ["default"] and seen.text("note") == ""
         seen.fill(text="Hello.", instructions="A warm, low voice.")
@@ -675,7 +675,7 @@ def test_without_the_option_there_is_no_page():
 
 def test_the_option_reaches_the_server(monkeypatch):
     asked = []
-    monkeypatch.setattr(serve, "make_app", lambda load, **options: asked.append(options["ui"]))
+    monkeypatch.setattr(serve, "make_app", lambda _load, options, **_more: asked.append(options.ui))
     monkeypatch.setattr(serve, "serve", lambda app, listener: listener.close() or 0)
     assert cli.main(["serve", "--port", "0", "--ui"]) == cli.main(["serve", "--port", "0"]) == 0
     assert asked == [True, False]

@@ -17,7 +17,7 @@ from serving import TEXT, cloning, places_taken, ready, recording, said, until
 from test_serve_page import LONG, TOKEN, Page, browser, demo, visit  # noqa: F401 (two fixtures)
 from waiting import PATIENCE_S, slow_case
 
-from qwen_megakernel.server.bodies import SPEECH
+from qwen_megakernel.server.openai.bodies import SPEECH
 
 NASTY = "It's \"5 $HOME\" `id` $(id) \\n \\\\ %s {x} ${y} !! <b>&amp; é 你好 😀\n\ttrue 'EOF'\u00a0\u200d\u2028 \\'"
 CLONED = ("ref_audio", "ref_text", "x_vector_only_mode")
@@ -245,7 +245,7 @@ def test_a_text_file_is_loaded_into_the_box(noting, visit):  # noqa: F811
 
 @pytest.mark.slow
 def test_a_recording_is_a_voice_for_the_page_and_for_its_program(tiny, visit, tmp_path):  # noqa: F811
-    with cloning(tiny, ui=True, clone=True) as server, visit(server) as seen:
+    with cloning(tiny, ui=True, allow_clone=True) as server, visit(server) as seen:
         seen.expect("note", "no voice yet")
         choose_recording(seen, recording())
         seen.expect("note", "^$")

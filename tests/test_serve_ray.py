@@ -288,7 +288,7 @@ def test_an_engine_that_is_gone_is_not_healthy():
 def test_without_a_token_the_proxy_s_own_machine_is_served(client, status):
     from starlette.responses import PlainTextResponse
 
-    from qwen_megakernel.server.ray import _OnlyLoopback
+    from qwen_megakernel.server.ray.app import _OnlyLoopback
 
     async def main() -> int:
         transport = httpx.ASGITransport(_OnlyLoopback(PlainTextResponse("served")), client=(client, 1))

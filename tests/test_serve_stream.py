@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed
 
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.model.pcm import pcm16
-from qwen_megakernel.server.stream_api import _Text
+from qwen_megakernel.server.omni.api import _Text
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +247,7 @@ def test_speech_that_its_slot_cuts_is_an_error(tiny):
 
 def test_voices_are_added_used_and_deleted(tiny, tmp_path):
     audio = base64.b64encode(recording()).decode()
-    with cloning(tiny, voices=tmp_path, upload=True) as server, connect(server.stream_url) as line:
+    with cloning(tiny, voices=tmp_path, allow_upload=True) as server, connect(server.stream_url) as line:
         client = StreamClient(line)
         for wrong, field in (
             ({"name": "../x", "audio_data": audio}, "name"),
@@ -319,7 +319,7 @@ sent = st.lists((messages | good).map(json.dumps) | st.text(max_size=30) | st.bi
 @pytest.fixture(scope="module")
 def taking_voices():
     """A server that makes voices, for a model that takes none."""
-    with ready(small_demo, limits=LIMITS, upload=True) as server:
+    with ready(small_demo, limits=LIMITS, allow_upload=True) as server:
         yield server
 
 
@@ -392,7 +392,7 @@ def test_speaker_is_voice_and_what_changes_nothing_is_named(client, server):
 
 def test_settings_bring_a_voice_along(tiny):
     sound = base64.b64encode(recording()).decode()
-    with cloning(tiny, clone=True) as server:
+    with cloning(tiny, allow_clone=True) as server:
         with connect(server.stream_url) as line:
             client = StreamClient(line)
             config = {"task_type": "Base", "voice": None, "max_new_tokens": 6, "ref_text": "Hi."}

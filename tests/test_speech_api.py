@@ -39,8 +39,8 @@ from serving import (
 from waiting import slow_case
 
 from qwen_megakernel import EngineBusy, TTSEngine, Voice, cli
-from qwen_megakernel.server.bodies import SPEECH
 from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.openai.bodies import SPEECH
 from qwen_megakernel.speech import encoders
 from spoken_text.lexicon import Lexicon
 
@@ -183,7 +183,7 @@ def test_an_alias_without_a_voice_is_no_option(capsys):
 
 
 def test_an_alias_of_a_model_that_is_not_here_yet_is_checked_once_it_is():
-    with running(small_demo, aliases={"alloy": "nobody"}) as server:
+    with running(small_demo, voice_aliases={"alloy": "nobody"}) as server:
         until(lambda: server.service.state == "failed")
         assert "the alias 'alloy' names 'nobody'" in server.service.error
 
@@ -377,7 +377,7 @@ def studio(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("voices")
     with TTSEngine.load(tiny("base", size="tiny", eos_gain=2.0), device="cpu", max_streams=1) as engine:
         engine.placeholder_voice().save(folder / "anna.safetensors")
-    with cloning(tiny, voices=folder, upload=True, limits=Limits(max_upload=200_000)) as server:
+    with cloning(tiny, voices=folder, allow_upload=True, limits=Limits(max_upload=200_000)) as server:
         yield server, folder
 
 

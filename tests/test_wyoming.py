@@ -35,9 +35,10 @@ from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, Synthesize
 from qwen_megakernel import BackendError, TTSEngine, __version__, cli  # noqa: E402
 from qwen_megakernel.checkpoint.synthetic import NO_EOS  # noqa: E402
 from qwen_megakernel.server.limits import Limits  # noqa: E402
+from qwen_megakernel.server.options import ServerOptions  # noqa: E402
 from qwen_megakernel.server.process import ENGINE_GONE, bind  # noqa: E402
 from qwen_megakernel.server.service import EngineService  # noqa: E402
-from qwen_megakernel.server.wyoming_api import WyomingServer  # noqa: E402
+from qwen_megakernel.server.wyoming.api import WyomingServer  # noqa: E402
 from qwen_megakernel.speech.session import SpeechSession  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
@@ -63,17 +64,17 @@ def listens(listener: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def running(load: Callable[[], TTSEngine] = small_demo, **options) -> Iterator[Running]:
-    """Until the block ends; with `limits`, `voices`, and what `WyomingServer` takes.
+    """Until the block ends; with `limits`, `voices`, and `defaults` of speech.
 
     It begins once the server listens: who connects before that is refused.
     """
     listener, failed, made = bind("127.0.0.1", 0), [], []
     port = listener.getsockname()[1]
-    limits, voices = options.pop("limits", LIMITS), options.pop("voices", None)
+    told = ServerOptions(limits=options.pop("limits", LIMITS), voices=options.pop("voices", None), defaults=options)
     loop = asyncio.new_event_loop()
 
     async def main() -> None:
-        made.append(WyomingServer(EngineService(load, model="demo", limits=limits, voices=voices, defaults=options)))
+        made.append(WyomingServer(EngineService(load, told, model="demo")))
         await made[0].run(listener)
 
     def run() -> None:
@@ -178,7 +179,7 @@ def ask(server: Running, *events, last=None) -> Heard:
 @pytest.fixture
 def seeds(server, monkeypatch) -> None:
     """Every request has the seed 5."""
-    monkeypatch.setitem(server.service.defaults, "seed", 5)
+    monkeypatch.setitem(server.service.options.defaults, "seed", 5)
 
 
 def streamed(server: Running, text: str) -> bytes:
@@ -408,25 +409,25 @@ JSON = b'{"type": "ping"%s}\n'
 @pytest.mark.parametrize(
     "sent, words",
     [
-        (b"\n", "must be JSON"),
-        (b"hello\n", "must be JSON"),
-        (b"[]\n", "must be a JSON object, got []"),
-        (b"{}\n", "type must be a string, got None"),
-        (b'{"type": 3}\n', "type must be a string, got 3"),
-        (b'{"type": ' + b"[" * 8000 + b"\n", "must be JSON"),
-        (b'{"type": ' + b"9" * 5000 + b"}\n", "must be JSON"),
-        (b"\xff\xfe\n", "must be JSON"),
+        (b"\n", "must be a line of JSON"),
+        (b"hello\n", "must be a line of JSON"),
+        (b"[]\n", r"an object with a string as type and an object as data, got b'[]\n'"),
+        (b"{}\n", "a string as type"),
+        (b'{"type": 3}\n', "a string as type"),
+        (b'{"type": ' + b"[" * 8000 + b"\n", "must be a line of JSON"),
+        (b'{"type": ' + b"9" * 5000 + b"}\n", "must be a line of JSON"),
+        (b"\xff\xfe\n", "must be a line of JSON"),
         (b"x" * 20_000, "header of an event has more than 8192 bytes"),
         (b"x" * 8193 + b"\n", "header of an event has more than 8192 bytes"),
-        (JSON % b', "data": []', "data must be a JSON object"),
-        (JSON % b', "data_length": -1', "data_length must be a number of bytes, got -1"),
-        (JSON % b', "data_length": true', "data_length must be a number of bytes, got True"),
-        (JSON % b', "data_length": "8"', "got '8'"),
-        (JSON % b', "data_length": 8193', "data_length is 8193, at most 8192"),
-        (JSON % b', "payload_length": 1e3', "payload_length must be a number of bytes"),
+        (JSON % b', "data": []', "an object as data"),
+        (JSON % b', "data": null, "data_length": 2' + b"{}", "an object as data"),
+        (JSON % b', "data_length": true', "must be numbers of bytes, at most 8192, got True"),
+        (JSON % b', "data_length": "8"', '"data_length": "8"'),
+        (JSON % b', "data_length": 8193', "must be numbers of bytes, at most 8192, got 8193"),
+        (JSON % b', "payload_length": 1e3', "must be numbers of bytes, at most 8192, got 1000.0"),
         (JSON % (b', "payload_length": ' + b"9" * 4000), "at most 8192"),
-        (JSON % b', "data_length": 2' + b"[]", "the data of an event must be a JSON object"),
-        (JSON % b', "data_length": 2' + b"\xff\xff", "the data of an event must be JSON"),
+        (JSON % b', "data_length": 2' + b"12", "must be a line of JSON"),
+        (JSON % b', "data_length": 2' + b"\xff\xff", "must be a line of JSON"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -651,7 +652,7 @@ def test_a_default_that_there_is_not_ends_the_process(process):
 
 
 def test_an_engine_that_cannot_be_loaded_ends_the_process(monkeypatch, caplog):
-    from qwen_megakernel.server import wyoming_api
+    from qwen_megakernel.server.wyoming import api as wyoming_api
 
     ends = []
     monkeypatch.setattr(wyoming_api, "exit_within", ends.append)
@@ -659,7 +660,7 @@ def test_an_engine_that_cannot_be_loaded_ends_the_process(monkeypatch, caplog):
     def load() -> TTSEngine:
         raise BackendError("no memory")
 
-    service = EngineService(load, model="demo", limits=Limits())
+    service = EngineService(load, ServerOptions(), model="demo")
     assert wyoming_api.serve(service, bind("127.0.0.1", 0)) == ENGINE_GONE and ends
     assert "no memory" in caplog.text
     caplog.clear()
@@ -687,7 +688,7 @@ def test_what_can_never_work_ends_it_before_it_loads(args, message, monkeypatch,
 
 
 def test_off_loopback_it_warns(monkeypatch, capsys):
-    from qwen_megakernel.server import wyoming_api
+    from qwen_megakernel.server.wyoming import api as wyoming_api
 
     monkeypatch.setattr(wyoming_api, "serve", lambda _service, listener: listener.close() or 0)
     assert cli.main(["wyoming", "--device", "cpu", "--host", "0.0.0.0", "--allow-network", "--port", "0"]) == 0
@@ -700,7 +701,7 @@ def test_without_the_package_it_names_the_extra(monkeypatch, capsys):
         monkeypatch.delitem(sys.modules, name)
     import qwen_megakernel.server
 
-    monkeypatch.delattr(qwen_megakernel.server, "wyoming_api")
+    monkeypatch.delattr(qwen_megakernel.server, "wyoming")
     monkeypatch.setitem(sys.modules, "wyoming", None)
     assert cli.main(["wyoming"]) == 1
     assert "in the checkout, pip install -e '.[wyoming]'" in capsys.readouterr().err

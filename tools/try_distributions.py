@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 UV = Path(sys.executable).with_name("uv")
 ENTRANCES = {
     "serve": "qwen_megakernel.server.app",
-    "wyoming": "qwen_megakernel.server.wyoming_api",
+    "wyoming": "qwen_megakernel.server.wyoming.api",
     "pipecat": "qwen_megakernel.pipecat_tts, qwen_megakernel.websocket_tts",
     "bot": "qwen_megakernel.bot_page, qwen_megakernel.pipecat_tts",
     "ray": "qwen_megakernel.serve_ray",

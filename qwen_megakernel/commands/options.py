@@ -27,6 +27,7 @@ from qwen_megakernel.choices import (
 )
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import BackendError, RequestError, VoiceError
+from qwen_megakernel.server.options import OPENAI_NAMES, ServerOptions, rows_of
 from qwen_megakernel.speech.options import COMMANDS, SERVERS, RequestOptions, options_of, read_options, table
 
 if TYPE_CHECKING:
@@ -37,9 +38,6 @@ WEIGHTS_HELP = f"{WEIGHTS_CHOICES} (docs/fp8.md); default: as the checkpoint has
 
 SENTENCE_S = 0.45  # about the model's own pause between sentences
 _QUIETEST, _LOUDEST = -40.0, -5.0  # LUFS
-
-OPENAI_NAMES = "openai"
-"""As --voice-alias: OpenAI's names of voices."""
 
 
 def shown(text: str, keep: str = "") -> str:
@@ -316,12 +314,31 @@ def check_voice(variant: str, options: RequestOptions) -> None:
 
 
 def add_server_options(parser: argparse._ActionsContainer, entrance: str, *, streams: int) -> None:
-    """Add the options of a server's engine, voices and log. `streams`: the default of --max-streams."""
+    """Add the options of a server and of its engine. `streams`: the default of --max-streams."""
     add_engine_options(parser, max_streams=streams, max_positions=1024, max_queue=None)
-    about = "folder of saved voices (Voice.save), each named by its file"
-    parser.add_argument("--voices", metavar="DIR", type=Path, help=about)
     add_speech_options(parser, entrance)
-    parser.add_argument("--log-texts", action="store_true", help="log the texts too, not only lengths and times")
+    for name, (kind, row) in rows_of(entrance).items():
+        how: dict[str, Any] = {"dest": name, "help": row.about}
+        if kind is bool:
+            how["action"] = "store_true"
+        elif get_origin(kind) is types.UnionType:
+            how |= {"metavar": row.metavar, "type": get_args(kind)[0]}
+        else:
+            about = f"{row.about}; may be given several times"
+            how |= {"metavar": row.metavar, "action": "append", "default": [], "help": about}
+            how["type"] = _alias_of if name == "voice_aliases" else str
+        parser.add_argument(_flag(row.typed or name), **how)
+
+
+def server_options(args: argparse.Namespace, entrance: str, **changes: Any) -> ServerOptions:
+    """The server's options of a command line. `changes` replace them. Raises RequestError: as `speech_options`. Raises
+    BackendError: no client could send the token or a served name."""
+    given = {field.name: getattr(args, field.name) for field in fields(ServerOptions) if hasattr(args, field.name)}
+    given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    aliases = given.pop("voice_aliases", ())
+    given["voice_aliases"] = dict(alias for alias in aliases if alias != OPENAI_NAMES)
+    given |= {"openai_voices": OPENAI_NAMES in aliases, "defaults": speech_options(args, entrance)}
+    return ServerOptions(**given | changes)
 
 
 def voices_in(folder: Path | None) -> "dict[str, Voice]":
@@ -334,15 +351,6 @@ def voices_in(folder: Path | None) -> "dict[str, Voice]":
     if not folder.is_dir():
         raise RequestError(f"--voices: no folder {str(folder)!r}; name one that holds saved voices")
     return SavedVoices(folder).by_name
-
-
-def add_served_names(parser: argparse._ActionsContainer) -> None:
-    """Add the options that give a server's model and voices more names."""
-    several: dict[str, Any] = {"action": "append", "default": []}
-    name = "another name of the model; may be given several times"
-    alias = f"another name of a voice, such as alloy=ada, or {OPENAI_NAMES}: OpenAI's names; may be given several times"
-    parser.add_argument("--served-name", metavar="NAME", help=name, **several)
-    parser.add_argument("--voice-alias", metavar="ALIAS=VOICE", type=_alias_of, help=alias, **several)
 
 
 def _alias_of(text: str) -> tuple[str, str] | str:

@@ -11,9 +11,8 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import name_of_model
 from qwen_megakernel.choices import TOKEN
-from qwen_megakernel.commands.options import OPENAI_NAMES, engine_options, speech_options
+from qwen_megakernel.commands.options import engine_options, server_options
 from qwen_megakernel.errors import BackendError, RequestError
-from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.process import bind, check_model, is_loopback, load_for_good
 from qwen_megakernel.server.service import EngineService
 
@@ -35,23 +34,7 @@ def serve(args: argparse.Namespace) -> int:
             f"{option} needs a Base checkpoint, which clones voices; {name} is {config.variant}: leave it out, or "
             "name another --model"
         )
-    app = http.make_app(
-        load,
-        model=name,
-        config=config,
-        token=token,
-        voices=args.voices,
-        allow_foreign_voice=args.allow_foreign_voice,
-        served_names=args.served_name,
-        aliases=dict(alias for alias in args.voice_alias if alias != OPENAI_NAMES),
-        openai_voices=OPENAI_NAMES in args.voice_alias,
-        defaults=speech_options(args, "serve"),
-        upload=args.allow_upload,
-        clone=args.allow_clone,
-        origins=args.allow_origin,
-        ui=args.ui,
-        log_texts=args.log_texts,
-    )
+    app = http.make_app(load, server_options(args, "serve", token=token), model=name, config=config)
     listener = bind(args.host, args.port)
     print(f"serving {name} on http://{_address(args.host, listener)}", file=sys.stderr)
     return _end_of_server(http.serve(app, listener))
@@ -82,7 +65,7 @@ def _end_of_server(code: int) -> int:
 
 def wyoming(args: argparse.Namespace) -> int:
     try:
-        from qwen_megakernel.server import wyoming_api
+        from qwen_megakernel.server.wyoming import api as wyoming_api
     except ModuleNotFoundError as error:
         how = "in the checkout, pip install -e '.[wyoming]'"
         raise BackendError(f"the Wyoming server needs {error.name}: {how}") from None
@@ -91,16 +74,7 @@ def wyoming(args: argparse.Namespace) -> int:
             why = "can be reached by others, and Wyoming has no token"
             raise BackendError(f"--host {args.host} {why}: on a network that you trust, give --allow-network")
     name, config, load = _engine_of_server(args)
-    service = EngineService(
-        load,
-        limits=Limits(),
-        model=name,
-        variant=config.variant if config else None,
-        defaults=speech_options(args, "wyoming"),
-        voices=args.voices,
-        allow_foreign_voice=args.allow_foreign_voice,
-        log_texts=args.log_texts,
-    )
+    service = EngineService(load, server_options(args, "wyoming"), model=name, config=config)
     listener = bind(args.host, args.port)
     where = _address(args.host, listener)
     if not is_loopback(args.host):

@@ -5,8 +5,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio.lowlevel
@@ -16,21 +15,21 @@ from starlette.middleware import Middleware
 
 from qwen_megakernel import __version__
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.connections import FewLines, protocols_of
-from qwen_megakernel.server.guard import Guard
+from qwen_megakernel.server.guard import OPEN, Guard
 from qwen_megakernel.server.limits import Limits
-from qwen_megakernel.server.metrics import Metrics
-from qwen_megakernel.server.openai_api import add_api
+from qwen_megakernel.server.metrics import Metrics, add_state
+from qwen_megakernel.server.omni import api as omni
+from qwen_megakernel.server.openai import api as openai
+from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.origins import Origins
-from qwen_megakernel.server.page import add_docs, add_page
+from qwen_megakernel.server.page import DOCS, add_docs, add_page
+from qwen_megakernel.server.page import PATH as PAGE
 from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_within
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.server.socket import api as socket_api
 from qwen_megakernel.server.socket_line import MAX_RECORDING
-from qwen_megakernel.server.stream_api import add_stream
-from qwen_megakernel.server.websocket_api import add_socket
 from qwen_megakernel.speech.engine import TTSEngine
-from qwen_megakernel.speech.options import RequestOptions
 
 log = logging.getLogger(__name__)
 
@@ -40,59 +39,24 @@ _LINGER_S = 2.0  # after the drain, until connections are dropped
 
 def make_app(
     load: Callable[[], TTSEngine],
+    options: ServerOptions | None = None,
     *,
     model: str,
     config: ModelConfig | None = None,
-    token: str | None = None,
-    voices: Path | None = None,
-    allow_foreign_voice: bool = False,
-    served_names: Sequence[str] = (),
-    aliases: Mapping[str, str] | None = None,
-    openai_voices: bool = False,
-    upload: bool = False,
-    clone: bool = False,
-    origins: Sequence[str] = (),
-    ui: bool = False,
-    log_texts: bool = False,
-    defaults: RequestOptions | None = None,
-    limits: Limits | None = None,
 ) -> FastAPI:
-    """The whole API as an ASGI app. `app.state.service` is its `EngineService`, which takes the arguments that are not
-    described here. `app.state.max_message` is the largest WebSocket message, in bytes.
+    """The whole API as an ASGI app. `app.state.service` is its `EngineService`, which takes the same arguments.
+    `app.state.max_message` is the largest WebSocket message, in bytes.
 
     Args:
         load: makes the engine, once the app has started.
-        config: the checkpoint's config, if it is already known (`check_model`).
-        token: clients must send it; None: only requests to localhost are served.
-        upload: clients may make voices (Base checkpoints).
-        clone: a request may bring its voice along (Base checkpoints).
-        origins: of web pages that may use the server, besides its own; "*" needs a token.
-        ui: serve a page at / to try the server with.
-        limits: None: the defaults of `Limits`.
+        options: None: the defaults of `ServerOptions`.
 
     Raises:
-        BackendError: no client could send the token or a served name, or `origins` are wrong.
-        CheckpointError, VoiceError: the checkpoint cannot speak with `voices`, or an alias leads nowhere.
+        BackendError: `allow_origins` are wrong.
+        CheckpointError, VoiceError: the checkpoint cannot speak with the voices, or an alias leads nowhere.
     """
-    if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
-        raise BackendError("the token must be printable ASCII without spaces around it: a header carries it")
-    limits = limits or Limits()
-    service = EngineService(
-        load,
-        model=model,
-        variant=config.variant if config else None,
-        speakers=tuple(config.talker.speakers) if config else (),
-        voices=voices,
-        allow_foreign_voice=allow_foreign_voice,
-        served_names=served_names,
-        aliases=aliases,
-        openai_voices=openai_voices,
-        limits=limits,
-        upload=upload,
-        clone=clone,
-        log_texts=log_texts,
-        defaults=defaults,
-    )
+    options = options or ServerOptions()
+    service = EngineService(load, options, model=model, config=config)
     metrics = Metrics(service)
 
     @contextlib.asynccontextmanager
@@ -105,30 +69,30 @@ def make_app(
             await service.drain()
             await service.close()
 
-    max_base64 = limits.max_upload * 4 // 3
     about: dict[str, Any] = {"title": "qwen_megakernel", "version": __version__, "docs_url": None, "redoc_url": None}
     guard = Middleware(
         Guard,
-        token=token,
-        origins=Origins(origins, has_token=token is not None),
-        limits=limits,
-        max_upload=(max_base64 + limits.max_body) * upload,
-        max_clone=max_base64 * clone,
-        metrics=metrics,
-        page=ui,
+        options,
+        Origins(options.allow_origins, has_token=options.token is not None),
+        metrics,
+        paths={PAGE, DOCS, "/openapi.json", "/metrics", *OPEN, *openai.PATHS},
+        sockets=(socket_api.PATH, omni.PATH),
+        bodies=openai.largest_bodies(options),
     )
     # Read a body without a Content-Type as JSON, because simple clients send none. FastAPI refuses it by default:
     # a browser lets pages of other sites send such a body without asking. Here the guard refuses those pages.
     app = FastAPI(**about, lifespan=life, middleware=[guard], strict_content_type=False)
     app.state.service = service
-    add_api(app, service, metrics, upload=upload)
-    add_socket(app, service, metrics, clone=clone)
-    add_stream(app, service, metrics, upload=upload, clone=clone)
+    openai.add_api(app, service)
+    add_state(app, service, metrics)
+    socket_api.add_socket(app, service, metrics)
+    omni.add_stream(app, service, metrics)
     # Twice the real limit: a client that sends a little more gets an error, not a broken connection.
-    app.state.max_message = max(limits.max_body * 4, MAX_RECORDING * 2 * (upload or clone))
-    if ui:
+    recordings = options.allow_upload or options.allow_clone
+    app.state.max_message = max(options.limits.max_body * 4, MAX_RECORDING * 2 * recordings)
+    if options.ui:
         add_page(app)
-    if token is None:
+    if options.token is None:
         add_docs(app)
     return app
 

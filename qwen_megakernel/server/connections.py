@@ -14,6 +14,20 @@ uvicorn has a limit on the number of connections and on a kept-alive one's silen
 
 uvicorn with httptools has half the latency of its h11, and of hypercorn and granian, which have such limits of their
 own in part (docs/log.md).
+
+uvicorn promises none of the names that are overridden here. So pyproject.toml admits one minor version of it, and
+tests/test_connections.py looks whether each name is there. To admit the next one: raise both bounds, run that test,
+test_serve*.py and `make test-attacks`, and read what has changed in uvicorn/protocols/.
+
+The plan for leaving these overrides; each step deletes what it makes needless:
+
+1. Offer uvicorn limits of its own: of a head (time, bytes, number of headers; only its h11 has one), of pipelined
+   requests, of a message's fragments and of control frames.
+2. Report its bugs: a pipelined request is not told that its client has gone (`_hang_up`), a refusal may come amid an
+   answer (`send_400_response`), a handshake may have a body, bad UTF-8 is logged with a traceback, pongs pile up.
+3. Places for connections (`resting`, `_crowded`) and reading by turns (`_read`) are our own. They need no override in a
+   protocol of ours around httptools' parser and websockets' `ServerProtocol`, whose interfaces are public; uvicorn's
+   `Config(http=, ws=)` takes it. It would have about 400 lines, so it is worth it only if steps 1 and 2 fail.
 """
 
 import asyncio

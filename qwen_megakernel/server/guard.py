@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hmac
 import logging
+from collections.abc import Collection, Mapping
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -11,11 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.choices import SOCKET_PATH
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.bodies import AUDIO_MODELS, AUDIO_VOICES, BATCH, SPEECH, VOICES
-from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.metrics import Metrics
+from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.origins import Origins, came_by_proxy, is_own, is_preflight, split
-from qwen_megakernel.server.page import DOCS
 from qwen_megakernel.server.page import PATH as PAGE
 from qwen_megakernel.server.process import is_loopback
 from qwen_megakernel.server.refusals import error_response
@@ -27,19 +26,6 @@ OPEN = ("/health", "/ready")
 """Supervisors ask these paths without a token; the answers say nothing about any client."""
 
 _SCHEMES = ("Bearer", "Api-Key")  # the second is what LiveKit's Qwen3-TTS client sends
-_KNOWN = (
-    PAGE,
-    DOCS,
-    "/openapi.json",
-    SPEECH,
-    BATCH,
-    "/v1/models",
-    VOICES,
-    AUDIO_MODELS,
-    AUDIO_VOICES,
-    *OPEN,
-    "/metrics",
-)
 
 
 class Guard:
@@ -48,32 +34,33 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
-        *,
-        token: str | None,
+        options: ServerOptions,
         origins: Origins,
-        limits: Limits,
-        max_upload: int,
-        max_clone: int,
         metrics: Metrics,
-        page: bool,
+        *,
+        paths: Collection[str],
+        sockets: Collection[str],
+        bodies: Mapping[str, int],
     ):
         """
         Args:
-            token: clients must send it. None: loopback clients are trusted, except web pages of other sites. A browser
-                on this machine lets such pages send requests too.
+            options: without a `token`, loopback clients are trusted, except web pages of other sites. A browser on this
+                machine lets such pages send requests too. The page at / needs no token, because it asks for it.
             origins: of other sites whose pages may use the server.
-            max_upload: largest body with a recording for a voice, in bytes.
-            max_clone: largest recording that a request for speech may bring along, as JSON has it, in bytes.
-            page: there is a page at /. It needs no token, because it asks the user for the token.
+            paths: of HTTP, that are counted each by itself.
+            sockets: paths of WebSockets.
+            bodies: path -> bytes of the largest body, where it may be larger than `max_body`. A path that ends with a
+                slash stands for those right below it.
         """
         self._app = app
-        self._token = token
+        self._token = options.token
         self._origins = origins
-        self._limits = limits
-        self._max_upload = max_upload
-        self._max_clone = max_clone
+        self._limits = options.limits
+        self._page = options.ui
         self._metrics = metrics
-        self._page = page
+        self._paths = paths
+        self._sockets = sockets
+        self._bodies = bodies
         self._open_sockets = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +70,7 @@ class Guard:
         is_socket = scope["type"] == "websocket"
         if not is_socket:
             headers = Headers(scope=scope)
-            send = self._counting(scope["path"] if scope["path"] in _KNOWN else "other", send)
+            send = self._counting(scope["path"] if scope["path"] in self._paths else "other", send)
             if is_preflight(scope["method"], headers):
                 await self._answer_to_preflight(headers)(scope, receive, send)
                 return
@@ -140,8 +127,8 @@ class Guard:
     def _check_socket(self, scope: Scope) -> ApiError | None:
         if self._open_sockets >= self._limits.connections:
             return ApiError(503, "busy", "too many sockets are open; try again", True)
-        if scope["path"] not in (SOCKET_PATH, STREAM):
-            words = f"there is no WebSocket at {scope['path'][:80]!r}: use {SOCKET_PATH} or {STREAM}"
+        if scope["path"] not in self._sockets:
+            words = f"there is no WebSocket at {scope['path'][:80]!r}: use {' or '.join(self._sockets)}"
             return ApiError(404, "invalid", words)
         return None
 
@@ -198,13 +185,8 @@ class Guard:
         """The largest allowed body of this request, in bytes."""
         if scope["path"] in OPEN or self._is_page(scope):
             return 0
-        most, path = self._limits.max_body, scope["path"]
-        if path == BATCH:
-            return 4 * most + self._max_clone
-        if path == SPEECH:
-            return most + self._max_clone
-        is_voice = path in (VOICES, AUDIO_VOICES) or path.startswith(f"{VOICES}/")
-        return max(self._max_upload, most) if is_voice else most
+        path, below = scope["path"], f"{scope['path'].rpartition('/')[0]}/"
+        return self._bodies.get(path) or self._bodies.get(below) or self._limits.max_body
 
     def _counting(self, path: str, send: Send) -> Send:
         async def counted(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""EngineService: the engine that the server's HTTP and WebSocket sides share, in one event loop."""
+"""EngineService: the engine that all protocols of a server share, in one event loop."""
 
 import asyncio
 import contextlib
@@ -6,14 +6,13 @@ import itertools
 import logging
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, cast
 
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.errors import (
-    BackendError,
     CheckpointError,
     EngineClosed,
     EngineDied,
@@ -26,7 +25,7 @@ from qwen_megakernel.errors import (
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.server.api_error import listed
 from qwen_megakernel.server.clones import Clone, Clones
-from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.options import RequestOptions, idle
 from qwen_megakernel.speech.request import SpeechRequest, foreign_hint
@@ -47,7 +46,6 @@ OPENAI_VOICES = "alloy ash ballad cedar coral echo fable marin nova onyx sage sh
 _TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
 """A checkpoint's variant -> vLLM-Omni's name for it."""
 
-_MAX_NAME = 256  # characters of a model's name
 _SUBMIT_THREADS = 4  # they build prompts, so that the event loop does not
 _HEALTH_POLL_S = 0.5
 _SEED_BITS = 53  # of fresh seeds: JavaScript's numbers hold no more
@@ -64,69 +62,42 @@ class EngineService:
         error: why it is failed or dead.
         gone: set when it is failed or dead.
         sessions: those that are being spoken.
-        defaults: options of speech for clients that leave them out.
-        wrong_default: why the checkpoint cannot speak by them.
+        wrong_default: why the checkpoint cannot speak by `options.defaults`.
         unsent_sockets: sockets with messages that are not sent yet.
     """
 
     def __init__(
         self,
         load: Callable[[], TTSEngine],
+        options: ServerOptions,
         *,
         model: str,
-        variant: str | None = None,
-        speakers: Collection[str] = (),
-        voices: Path | None = None,
-        allow_foreign_voice: bool = False,
-        served_names: Sequence[str] = (),
-        aliases: Mapping[str, str] | None = None,
-        openai_voices: bool = False,
-        limits: Limits,
-        upload: bool = False,
-        clone: bool = False,
-        log_texts: bool = False,
-        defaults: RequestOptions | None = None,
+        config: ModelConfig | None = None,
     ):
         """
         Args:
             load: makes the engine; called in a thread.
             model: the model's own name.
-            variant, speakers: the checkpoint's, if they are already known.
-            voices: a folder of saved voices, see `SavedVoices`.
-            allow_foreign_voice: the value that `load` gives the engine.
-            served_names: more names by which clients may call the model.
-            aliases: other names of voices -> existing voices.
-            openai_voices: OpenAI's names of voices are names of the first voices here, in this order.
-            upload: clients may make voices.
-            clone: a request may bring its voice along.
-            log_texts: the log shows the texts that are spoken.
-            defaults: options of speech for clients that leave them out.
+            config: the checkpoint's config, if it is already known (`check_model`).
 
         Raises:
-            BackendError: no client could send a served name.
             VoiceError: a file in `voices` is no voice, or this checkpoint takes no voices. Or an alias names an unknown
                 voice, or is itself a voice's name.
             CheckpointError: the checkpoint needs voices, and there can be none.
         """
         self.model = model
-        self.limits = limits
+        self.options = options
+        self.limits = options.limits
         self._load = load
-        for name in served_names:
-            if not (name.isprintable() and name.strip() == name and 0 < len(name) <= _MAX_NAME):
-                raise BackendError(f"a served name has 1 to {_MAX_NAME} printable characters, got {name[:80]!r}")
-        self.models = list(dict.fromkeys([model, *served_names, *OPENAI_MODELS]))
-        self._aliases = {alias.lower(): voice.lower() for alias, voice in (aliases or {}).items()}
-        self._openai_voices = OPENAI_VOICES if openai_voices else ()
-        self._upload = upload
-        self._log_texts = log_texts
-        self._allow_foreign = allow_foreign_voice
-        self.defaults = defaults or RequestOptions()
+        self.models = list(dict.fromkeys([model, *options.served_names, *OPENAI_MODELS]))
+        self._aliases = {alias.lower(): voice.lower() for alias, voice in options.voice_aliases.items()}
+        self._openai_voices = OPENAI_VOICES if options.openai_voices else ()
         self.wrong_default: RequestError | None = None
         self._engine: TTSEngine | None = None
-        self.saved_voices = SavedVoices(voices)
-        self._clones = Clones(self.saved_voices, limits.max_upload) if clone else None
-        if variant:
-            self._check_voices(variant, speakers)
+        self.saved_voices = SavedVoices(options.voices)
+        self._clones = Clones(self.saved_voices, self.limits.max_upload) if options.allow_clone else None
+        if config:
+            self._check_voices(config.variant, tuple(config.talker.speakers))
         self.state = "loading"
         self.error = ""
         self.gone = asyncio.Event()
@@ -149,7 +120,7 @@ class EngineService:
         try:
             self._engine = await _in_daemon(self._load)
             self._check_voices(self.engine.variant, self.engine.speakers)
-            if not self.can_clone and not self.clones and (self._upload or self._clones):
+            if not self.can_clone and not self.clones and (self.options.allow_upload or self._clones):
                 log.warning("no client can make or bring voices: %s is no Base checkpoint", self.model)
             await _in_daemon(self._warm_up)
         except Exception as error:
@@ -199,13 +170,13 @@ class EngineService:
         Raises:
             CheckpointError, VoiceError: this variant cannot speak with the saved voices, or an alias leads nowhere.
         """
-        if variant == "base" and not (self.saved_voices.by_name or self._upload or self._clones):
+        if variant == "base" and not (self.saved_voices.by_name or self.options.allow_upload or self._clones):
             raise CheckpointError(
                 f"{self.model} is a Base checkpoint and needs saved voices: name a folder of them with --voices, or "
                 "let clients make them with serve --allow-upload, or bring them along with serve --allow-clone"
             )
         if self.saved_voices.by_name and variant != "base":
-            if not (variant == "custom_voice" and self._allow_foreign):
+            if not (variant == "custom_voice" and self.options.allow_foreign_voice):
                 hint = foreign_hint(variant)
                 raise VoiceError(f"saved voices need a Base checkpoint; {self.model} is {variant}{hint}")
             for name in self.saved_voices.by_name.keys() & {speaker.lower() for speaker in speakers}:
@@ -270,7 +241,7 @@ class EngineService:
     @property
     def can_clone(self) -> bool:
         """Clients may make voices, and the model can speak with them."""
-        return self._upload and self.loaded and self.engine.variant == "base"
+        return self.options.allow_upload and self.loaded and self.engine.variant == "base"
 
     @property
     def clones(self) -> bool:
@@ -319,7 +290,8 @@ class EngineService:
             RequestError: an unknown voice or language, or an instruct that would be ignored: a client does not see the
                 log's warning.
         """
-        asked: dict[str, Any] = {"seed": secrets.randbits(_SEED_BITS), **self.defaults, **options, "lenient": lenient}
+        asked: dict[str, Any] = {"seed": secrets.randbits(_SEED_BITS)}
+        asked |= {**self.options.defaults, **options, "lenient": lenient}
         if asked.get("instruct") and not self.takes_instructions:
             raise InstructError(
                 f"{self.model} would ignore instructions: leave them out. VoiceDesign and 1.7B CustomVoice take them"
@@ -329,7 +301,7 @@ class EngineService:
 
     def idle(self, options: RequestOptions) -> list[str]:
         """Those of a client's options that change nothing beside the others and the server's."""
-        return [name for name in idle({**self.defaults, **options}) if name in options]
+        return [name for name in idle({**self.options.defaults, **options}) if name in options]
 
     def _voice(self, engine: TTSEngine, asked: Voice | str | None) -> RequestOptions:
         """A voice by its name, or the one that a request brought along."""
@@ -420,7 +392,7 @@ class EngineService:
 
     def log_text(self, text: str) -> None:
         """Log a text, if the operator asked for it. Texts are private."""
-        if self._log_texts and text:
+        if self.options.log_texts and text:
             log.info("text %r", text)
 
 

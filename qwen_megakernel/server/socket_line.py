@@ -11,7 +11,7 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.bodies import MOST_VALUES, too_many_values
+from qwen_megakernel.server.limits import MOST_VALUES, too_many_values
 from qwen_megakernel.server.service import EngineService
 
 PROTOCOL = "speech"

@@ -1,24 +1,37 @@
-"""The HTTP API: speech in OpenAI's shape, one text or several; models, health, metrics."""
+"""The HTTP API: speech in OpenAI's shape, one text or several; models."""
 
 import json
 from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from qwen_megakernel.server.answers import Batch, Speech, Streamed, whole_file
+from qwen_megakernel.errors import RequestError
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.bodies import BATCH, SPEECH, BatchBody, SpeechBody
-from qwen_megakernel.server.metrics import Metrics
-from qwen_megakernel.server.reading import described, read_json
-from qwen_megakernel.server.refusals import Refused, add_refusals, invalid
+from qwen_megakernel.server.metrics import UNREADY
+from qwen_megakernel.server.openai.answers import Batch, Speech, Streamed, whole_file
+from qwen_megakernel.server.openai.bodies import (
+    AUDIO_MODELS,
+    AUDIO_VOICES,
+    BATCH,
+    MODELS,
+    SPEECH,
+    VOICES,
+    BatchBody,
+    SpeechBody,
+)
+from qwen_megakernel.server.openai.reading import described, read_json
+from qwen_megakernel.server.openai.refusals import Refused, add_refusals
+from qwen_megakernel.server.openai.voices import add_voices
+from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.server.voices_api import add_voices
 from qwen_megakernel.speech.encoders import MEDIA, RATES, missing
 
 with suppress(ModuleNotFoundError):
     import av  # noqa: F401 - loads FFmpeg now, so that no request waits for it
+
+PATHS = (SPEECH, BATCH, MODELS, VOICES, AUDIO_MODELS, AUDIO_VOICES)
 
 _DEFAULT_FORMAT = "mp3"  # OpenAI's
 _MOST_WORDS_HEADER = 4096  # bytes, as vLLM-Omni has it
@@ -31,20 +44,26 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         (415, "The Content-Type is not JSON's."),
         (429, "Too many callers; try again later."),
         (500, "This utterance failed."),
-        (503, "The server is starting, stopping or dead."),
     )
-}
+} | UNREADY
 
 
-def add_api(app: FastAPI, service: EngineService, metrics: Metrics, *, upload: bool) -> None:
-    """Add the routes. `upload`: clients may make, replace and delete voices."""
+def add_api(app: FastAPI, service: EngineService) -> None:
+    """Add the routes, and the answers to what they refuse."""
     routes = APIRouter()
     _add_speech(routes, service)
     _add_models(routes, service)
-    add_voices(routes, service, upload=upload)
-    _add_state(routes, service, metrics)
+    add_voices(routes, service)
     app.include_router(routes)
-    add_refusals(app, upload=upload)
+    add_refusals(app, upload=service.options.allow_upload)
+
+
+def largest_bodies(options: ServerOptions) -> dict[str, int]:
+    """Bytes of the largest bodies, by path, as `Guard` takes them: base64 of recordings is larger than texts."""
+    text, recording = options.limits.max_body, options.limits.max_upload * 4 // 3
+    brought, made = recording * options.allow_clone, text + recording * options.allow_upload
+    sizes = {SPEECH: text + brought, BATCH: 4 * text + brought}
+    return sizes | dict.fromkeys((VOICES, AUDIO_VOICES, f"{VOICES}/"), made)
 
 
 def _add_speech(routes: APIRouter, service: EngineService) -> None:
@@ -56,7 +75,7 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
         body = await read_json(of, SpeechBody)
         name = _checked(service, body)
         if (size := len(body.input)) > (most := service.limits.max_text):
-            raise invalid(f"input has {size} characters, at most {most} are allowed", "input")
+            raise RequestError(f"input has {size} characters, at most {most} are allowed", field="input")
         events = body.stream_format == "sse" or (
             body.stream_format is None and body.stream is True and "text/event-stream" in of.headers.get("accept", "")
         )
@@ -64,7 +83,7 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
         streams = events or (made.streams and body.stream is not False)
         if body.retries and streams:
             words = "retries needs an answer that is not streamed, because nobody must hear the first try"
-            raise invalid(f"{words}: send stream: false, or a batch", "retries")
+            raise RequestError(f"{words}: send stream: false, or a batch", field="retries")
         options = await service.cloned(body.options(), body.clone())
         made.prepare(body.input, options, body.speakers is True)
         headers = {"X-Seed": str(made.seed)}
@@ -97,9 +116,10 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
         name = _checked(service, body)
         limits = service.limits
         if (count := len(body.inputs)) > limits.max_batch:
-            raise invalid(f"inputs has {count} entries, at most {limits.max_batch} are allowed", "inputs")
+            raise RequestError(f"inputs has {count} entries, at most {limits.max_batch} are allowed", field="inputs")
         if (size := sum(len(item.input) for item in body.inputs)) > limits.max_batch_text:
-            raise invalid(f"inputs have {size} characters, at most {limits.max_batch_text} are allowed", "inputs")
+            words = f"inputs have {size} characters, at most {limits.max_batch_text} are allowed"
+            raise RequestError(words, field="inputs")
         shared = await service.cloned(body.options(), body.clone())
         items = []
         for item in body.inputs:
@@ -134,9 +154,10 @@ def _checked(service: EngineService, body: SpeechBody | BatchBody) -> str:
     service.check_task(body.task_type)
     name = body.response_format or _DEFAULT_FORMAT
     if why := missing(name):
-        raise invalid(why, "response_format")
+        raise RequestError(why, field="response_format")
     if body.sample_rate not in (None, *RATES):
-        raise invalid(f"sample_rate must be one of {', '.join(map(str, RATES))}, got {body.sample_rate}", "sample_rate")
+        words = f"sample_rate must be one of {', '.join(map(str, RATES))}, got {body.sample_rate}"
+        raise RequestError(words, field="sample_rate")
     return name
 
 
@@ -150,34 +171,12 @@ def _add_models(routes: APIRouter, service: EngineService) -> None:
     def told(name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": 0, "owned_by": "qwen_megakernel"}
 
-    @routes.get("/v1/models")
+    @routes.get(MODELS)
     async def models() -> dict:
         """All names of the served model, its own first."""
         return {"object": "list", "data": [told(name) for name in service.models]}
 
-    @routes.get("/v1/models/{model:path}", responses={404: ERRORS[404]})
+    @routes.get(MODELS + "/{model:path}", responses={404: ERRORS[404]})
     async def model(model: str) -> dict:
         _check_model(service, model)
         return told(model)
-
-
-def _add_state(routes: APIRouter, service: EngineService, metrics: Metrics) -> None:
-    @routes.get("/health", responses={503: ERRORS[503]})
-    async def health() -> JSONResponse:
-        """200 while the process should be kept, also while it loads."""
-        alive = service.state not in ("dead", "failed")
-        told: dict[str, Any] = {"status": service.state} | ({"error": service.error} if service.error else {})
-        if service.loaded:
-            told["engine"] = {name: value for name, value in service.engine.health().items() if name != "error"}
-        return JSONResponse(told, 200 if alive else 503)
-
-    @routes.get("/ready", responses={503: ERRORS[503]})
-    async def ready() -> JSONResponse:
-        """200 while requests are served: from the first spoken utterance until the server is told to stop."""
-        return JSONResponse({"status": service.state}, 200 if service.state == "ready" else 503)
-
-    @routes.get("/metrics", response_class=Response)
-    async def prometheus(request: Request) -> Response:
-        """Metrics for Prometheus."""
-        text, media = metrics.render(request.headers.get("accept", ""))
-        return Response(text, media_type=media)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema, model_validator
+from pydantic import ConfigDict, Field, GetPydanticSchema, create_model, model_validator
 from pydantic_core.core_schema import literal_schema
 from ray import serve
 from ray.serve import Application
@@ -28,6 +28,7 @@ from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.guard import OPEN
 from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.options import ServerOptions, rows_of
 from qwen_megakernel.server.process import is_loopback, load_for_good
 from qwen_megakernel.server.refusals import error_response
 from qwen_megakernel.server.service import EngineService
@@ -45,12 +46,18 @@ def _one_of(names: Iterable[str]) -> GetPydanticSchema:
     return GetPydanticSchema(lambda _type, _handler: literal_schema(list(names)))
 
 
-class Args(BaseModel):
-    """Arguments: name=value for `serve run`, or `args` in a config file."""
+_ROWS: dict[str, Any] = {
+    name: (kind, Field(getattr(ServerOptions(), name), description=row.about))
+    for name, (kind, row) in rows_of("ray").items()
+}
+_ServerArgs: Any = create_model("_ServerArgs", __config__=ConfigDict(extra="forbid"), **_ROWS)
 
-    model_config = ConfigDict(extra="forbid")
 
-    model: str = Field(DEMO, description="Folder, hub id or 'demo'; a folder must be on every machine.")
+class Args(_ServerArgs):
+    """Arguments: name=value for `serve run`, or `args` in a config file. Those of `ServerOptions` are among them. Files
+    and folders must be on every machine."""
+
+    model: str = Field(DEMO, description="Folder, hub id or 'demo'.")
     device: Literal["cuda", "cpu"] = Field("cuda", description="cuda: one GPU a replica, which Ray chooses.")
     backend: Annotated[str, _one_of(BACKENDS)] = "auto"
     weights: Annotated[str, _one_of(WEIGHTS)] | list[Annotated[str, _one_of(PARTS)]] | None = Field(
@@ -58,14 +65,10 @@ class Args(BaseModel):
     )
     max_streams: int = Field(64, ge=1, description="Utterances of one replica at once.")
     max_positions: int = Field(1024, ge=1, description="Positions of one utterance: prompt and frames.")
-    voices: Path | None = Field(None, description="Folder of saved voices, the same on every machine.")
-    allow_foreign_voice: bool = Field(False, description="An experiment: Base voices on CustomVoice, docs/voices.md.")
     normalize: Annotated[str, _one_of(NORMALIZE)] = Field(
         "off", description="auto turns digits and Markdown into words, docs/text.md."
     )
-    lexicon: Path | None = Field(None, description="File of words and how to read them, the same on every machine.")
-    served_names: list[str] = Field([], description="More names by which clients may call the model.")
-    voice_aliases: dict[str, str] = Field({}, description="Other names of voices, such as alloy: ada.")
+    lexicon: Path | None = Field(None, description="File of words and how to read them.")
     min_replicas: int = Field(1, ge=1)
     max_replicas: int | None = Field(None, ge=1, description="Ray starts more than min_replicas when they are needed.")
     drain_s: float = Field(60.0, gt=0, description="Seconds that utterances have to end once their replica is stopped.")
@@ -132,16 +135,9 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
     queue = max(args.max_streams, _SPARE_REQUESTS)  # room for every request that the router sends
     options = EngineOptions(**args.model_dump(include=passed), max_queue=queue)
     lexicon = Lexicon.load(args.lexicon) if args.lexicon else None
-    api = make_app(
-        lambda: load_for_good(args.model, options),
-        model=name_of_model(args.model),
-        token=token,
-        voices=args.voices,
-        allow_foreign_voice=args.allow_foreign_voice,
-        defaults=read_options({"normalize": args.normalize, "lexicon": lexicon}, "serve"),
-        served_names=args.served_names,
-        aliases=args.voice_aliases,
-    )
+    defaults = read_options({"normalize": args.normalize, "lexicon": lexicon}, "serve")
+    server = ServerOptions(**{name: getattr(args, name) for name in _ROWS}, token=token, defaults=defaults)
+    api = make_app(lambda: load_for_good(args.model, options), server, model=name_of_model(args.model))
     api.router.lifespan_context = _until_ready(api)
     api.add_middleware(_NameReplica, replica=serve.get_replica_context().replica_tag)
     if token is None:

@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from qwen_megakernel.errors import RequestError
 from qwen_megakernel.server.api_error import ApiError, listed
-from qwen_megakernel.server.bodies import (
+from qwen_megakernel.server.openai.bodies import (
     AUDIO_MODELS,
     AUDIO_VOICES,
     VOICES,
@@ -19,8 +20,8 @@ from qwen_megakernel.server.bodies import (
     RecordingRequest,
     VoiceRequest,
 )
-from qwen_megakernel.server.reading import checked, is_json, media_of, parsed
-from qwen_megakernel.server.refusals import Refused, invalid, wrong_media
+from qwen_megakernel.server.openai.reading import checked, is_json, media_of, parsed
+from qwen_megakernel.server.openai.refusals import Refused, wrong_media
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.speech.saved_voices import check_base64_size, recording_too_long
 
@@ -31,8 +32,8 @@ _Body = TypeVar("_Body", bound=RecordingRequest)
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client is told of a broken form; the log is not
 
 
-def add_voices(routes: APIRouter, service: EngineService, *, upload: bool) -> None:
-    """Add the routes. `upload`: clients may make, replace and delete voices."""
+def add_voices(routes: APIRouter, service: EngineService) -> None:
+    """Add the routes. Those that make, replace and delete voices only if the operator allows it."""
     errors: dict[int | str, dict[str, Any]] = {
         code: {"description": "See docs/serving.md."} for code in (400, 404, 415, 503)
     }
@@ -66,7 +67,7 @@ def add_voices(routes: APIRouter, service: EngineService, *, upload: bool) -> No
             "instructions": service.takes_instructions,
         }
 
-    if not upload:
+    if not service.options.allow_upload:
         return
 
     async def made(request: Request, kind: type[VoiceRequest]) -> str:
@@ -164,14 +165,14 @@ async def _read_form(request: Request, max_upload: int) -> tuple[dict[str, Any],
     try:
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError):
-        raise invalid(words) from None
+        raise RequestError(words) from None
     try:
         fields = dict(form.multi_items())
         if len(fields) < len(form.multi_items()):
-            raise invalid(f"{words}; one came twice")
+            raise RequestError(f"{words}; one came twice")
         recording = fields.pop("audio", None) or fields.pop("audio_sample", None)
         if not isinstance(recording, UploadFile):
-            raise invalid("audio must be a file of the form: send it with a file name", "audio")
+            raise RequestError("audio must be a file of the form: send it with a file name", field="audio")
         content = await recording.read()
         if len(content) > max_upload:
             raise recording_too_long(max_upload)

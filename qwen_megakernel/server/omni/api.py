@@ -14,6 +14,8 @@ from qwen_megakernel.errors import RequestError, TextTooLongError, VoiceError
 from qwen_megakernel.model.voice import MOST_REF_TEXT
 from qwen_megakernel.server.api_error import ApiError, listed
 from qwen_megakernel.server.metrics import Metrics
+from qwen_megakernel.server.omni.config import SessionConfig, check_fields, read_config, string_of
+from qwen_megakernel.server.omni.speech import REMEDY, StreamSpeech
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket_line import (
     MAX_RECORDING,
@@ -38,13 +40,13 @@ _GLANCES = 3
 _VOICE_FIELDS = {"voice": "name", "audio": "audio_data", "text": "ref_text"}
 
 
-def add_stream(app: FastAPI, service: EngineService, metrics: Metrics, *, upload: bool, clone: bool) -> None:
-    """Add the route. `upload`: clients may make and delete voices. `clone`: settings may bring a voice along."""
+def add_stream(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
+    """Add the route."""
 
     @app.websocket(PATH)
     async def stream(websocket: WebSocket) -> None:
         with metrics.sockets.track_inprogress():
-            await _Stream(websocket, service, upload, clone).run()
+            await _Stream(websocket, service).run()
 
 
 class _Stream(SocketLine):
@@ -52,10 +54,10 @@ class _Stream(SocketLine):
 
     idle_words = "no request came; send input.done to keep a socket open"
 
-    def __init__(self, websocket: WebSocket, service: EngineService, upload: bool, clone: bool):
+    def __init__(self, websocket: WebSocket, service: EngineService):
         super().__init__(websocket, service)
-        self._upload = upload
-        self._long = {kind for kind, may in (("voice.add", upload), ("session.config", clone)) if may}
+        may = {"voice.add": service.options.allow_upload, "session.config": service.options.allow_clone}
+        self._long = {kind for kind in may if may[kind]}
         self._longest = max(service.limits.max_body, MAX_RECORDING * bool(self._long))
         self.conversation = Conversation()
         self._timestamps: list[dict[str, Any]] = []  # to be sent once all is spoken
@@ -98,11 +100,10 @@ class _Stream(SocketLine):
                 message = parse_message(text, self._longest)
                 kind = check_fields(message)
                 if kind not in self._long and size > (most := self.service.limits.max_body):
-                    raise RefusedMessage(f"a message has {size} characters, at most {most}: send its text in pieces")
+                    raise RequestError(f"a message has {size} characters, at most {most}: send its text in pieces")
                 return kind, message
-            except (CloseSocket, RefusedMessage) as refused:  # one message is wrong; the session goes on
-                assert refused.error
-                self.put(error_message(refused.error))
+            except (CloseSocket, RequestError) as refused:  # one message is wrong; the session goes on
+                self.put_error(refused)
 
     def put_error(self, error: Exception, names: Mapping[str, str] | None = None, **more: Any) -> None:
         """Tell the client of an exception.
@@ -111,7 +112,7 @@ class _Stream(SocketLine):
             names: the API's field names -> this message's names, where they differ.
             more: further fields, which say what the error is about.
         """
-        told = error.error if isinstance(error, RefusedMessage) else ApiError.of(error)
+        told = error.error if isinstance(error, CloseSocket) and error.error else ApiError.of(error)
         told = replace(told, field=names.get(told.field, told.field)) if names and told.field else told
         if told.status == 500:
             log.error("a message could not be answered", exc_info=error)
@@ -138,9 +139,8 @@ class _Stream(SocketLine):
         try:
             if kind == "session.config":
                 if speaking:
-                    raise RefusedMessage(
-                        "session.config comes too late for this utterance: send input.done first", "type"
-                    )
+                    words = "session.config comes too late for this utterance: send input.done first"
+                    raise RequestError(words, field="type")
                 self._config = await read_config(message, self.service)
             elif kind == "input.done":
                 self._put_done(0)
@@ -164,8 +164,8 @@ class _Stream(SocketLine):
         if kind == "voice.list":
             uploaded = [{"name": name} for name in saved.by_name]
             return {"type": "voice.list.result", "voices": list(service.engine.speakers), "uploaded_voices": uploaded}
-        if not self._upload:
-            raise RefusedMessage("this server makes and deletes no voices: start it with --allow-upload", "type")
+        if not service.options.allow_upload:
+            raise RequestError("this server makes and deletes no voices: start it with --allow-upload", field="type")
         name = string_of(message, "name", most=MOST_NAME)
         if kind == "voice.add":
             recording = string_of(message, "audio_data")
@@ -185,7 +185,7 @@ class _Stream(SocketLine):
     async def _speak(self, message: dict[str, Any]) -> None:
         """One utterance, from its first text to its session.done."""
         if self._config is None:
-            self.put_error(RefusedMessage("there are no settings yet: send session.config first", "type"))
+            self.put_error(RequestError("there are no settings yet: send session.config first", field="type"))
             return
         text, sentences, speaks = _Text(self), 0, True
         try:
@@ -234,11 +234,11 @@ class _Text:
         """Take an `input.text`.
 
         Raises:
-            RefusedMessage, TextTooLongError: the message has no text, or the utterance has too much.
+            RequestError: the message has no text, or the utterance has too much.
         """
         text, most = message.get("text"), self._stream.service.limits.max_text
         if not isinstance(text, str):
-            raise RefusedMessage(f"text must be a string, got {reprlib.repr(text)}", "text")
+            raise RequestError(f"text must be a string, got {reprlib.repr(text)}", field="text")
         self._characters += len(text)
         if self._characters > most:
             words = f"an utterance may have at most {most} characters, this one has {self._characters}"
@@ -249,7 +249,7 @@ class _Text:
         """Wait until there is something to speak. Blanks alone take no slot. False: the text ended before that.
 
         Raises:
-            RequestError, RefusedMessage: as `read`.
+            RequestError: as `read`.
         """
         while not self.complete and not self.pending.strip():
             await self.read()
@@ -261,7 +261,7 @@ class _Text:
         spoken as a whole, which saves a call into the engine.
 
         Raises:
-            RequestError, RefusedMessage: as `read`.
+            RequestError: as `read`.
         """
         for _ in range(_GLANCES):
             while not self.complete and self._stream.has_message:
@@ -272,15 +272,14 @@ class _Text:
         """Wait for the end of a text that must come in one message.
 
         Raises:
-            RefusedMessage: another message with text came.
-            RequestError: the end did not come in time.
+            RequestError: another message with text came, or the end did not come in time.
         """
         came = self._characters
         while not self.complete:
             await self.read()
             if self._characters > came:
                 words = "non_streaming_mode needs the whole text in one input.text, but more came"
-                raise RefusedMessage(f"{words}: send it whole, or set non_streaming_mode to false", "text")
+                raise RequestError(f"{words}: send it whole, or set non_streaming_mode to false", field="text")
         whole, self.pending = self.pending, ""
         return whole
 
@@ -288,7 +287,7 @@ class _Text:
         """Wait for the next piece of text, or for the text's end. Answer other messages meanwhile.
 
         Raises:
-            RequestError, RefusedMessage: nothing came in time, or the piece is refused.
+            RequestError: nothing came in time, or the piece is refused.
         """
         patience = self._stream.service.limits.text_s
         try:

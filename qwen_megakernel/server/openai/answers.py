@@ -13,9 +13,9 @@ from fastapi.responses import StreamingResponse
 
 from qwen_megakernel.errors import TextTooLongError, TTSError
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.refusals import Refused, error_of
+from qwen_megakernel.server.openai.refusals import Refused, error_of
+from qwen_megakernel.server.openai.turns import turns_of
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.server.turns import turns_of
 from qwen_megakernel.server.word_times import TimedWord, WordEnds
 from qwen_megakernel.speech.encoders import MEDIA, StreamEncoder
 from qwen_megakernel.speech.events import Ended, Sound, Words
@@ -76,7 +76,7 @@ class Speech:
         """
         Args:
             options: of the client, checked.
-            speakers: names in brackets change the speaker (turns.py).
+            speakers: names in brackets change the speaker (`turns_of`).
 
         Raises:
             RequestError: nothing can be spoken like this.

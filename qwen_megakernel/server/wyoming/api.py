@@ -14,7 +14,7 @@ from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_within
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.server.wyoming_connection import Connection
+from qwen_megakernel.server.wyoming.connection import Connection
 from qwen_megakernel.speech.saved_voices import DEFAULT_VOICE
 from spoken_text.languages import codes_of
 

@@ -17,7 +17,7 @@ from qwen_megakernel.errors import NoWordsError, RequestError, TextTooLongError
 from qwen_megakernel.model.pcm import BYTES, pcm16
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.server.wyoming_events import ProtocolError, Request, Silence, read_event, text_of
+from qwen_megakernel.server.wyoming.events import ProtocolError, Request, Silence, read_event, text_of
 from qwen_megakernel.speech.events import Ended, Sound
 from qwen_megakernel.speech.options import read_options
 from qwen_megakernel.speech.request import SpeechRequest

@@ -1,12 +1,11 @@
-"""Wyoming's events for a server. Their size is checked before they are read, their content before it is used."""
+"""Wyoming's events for a server: the library reads them, their sizes and their content are checked here."""
 
 import asyncio
-import json
 import reprlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from wyoming.event import Event
+from wyoming.event import Event, async_read_event
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart
 
 from qwen_megakernel.errors import RequestError, TextError
@@ -24,13 +23,44 @@ class Silence(Exception):
     """No event, or only part of one, came in time."""
 
 
+class _Within:
+    """A client's stream as the library reads an event of it, within limits of size and time."""
+
+    def __init__(self, reader: asyncio.StreamReader, most: int, idle_s: float):
+        self._reader = reader
+        self._most = most
+        self._idle_s = idle_s
+        self.header = b""
+
+    async def readline(self) -> bytes:
+        try:
+            async with asyncio.timeout(self._idle_s):
+                self.header = await self._reader.readuntil(b"\n")
+        except TimeoutError:
+            raise Silence("no request came") from None
+        except asyncio.LimitOverrunError:
+            raise ProtocolError(f"the header of an event has more than {self._most} bytes") from None
+        return self.header
+
+    async def readexactly(self, length: Any) -> bytes:
+        """`length` is what the client has sent, of any type."""
+        if not isinstance(length, int) or isinstance(length, bool) or length > self._most:
+            words = f"data_length and payload_length must be numbers of bytes, at most {self._most}"
+            raise ProtocolError(f"{words}, got {reprlib.repr(length)}")
+        try:
+            async with asyncio.timeout(self._idle_s):
+                return await self._reader.readexactly(length)
+        except TimeoutError:
+            raise ProtocolError(f"an event did not come whole within {self._idle_s:g} s") from None
+
+
 async def read_event(reader: asyncio.StreamReader, *, most: int, idle_s: float) -> Event | None:
     """The next event of a client.
 
     Args:
         reader: its limit must be `most`.
         most: largest size in bytes of an event's header, and likewise of its data and of its payload.
-        idle_s: seconds to wait for a header, and again for the rest of the event.
+        idle_s: seconds to wait for each of these.
 
     Returns:
         The event without its payload, which no event for us has. None: the client is gone.
@@ -39,51 +69,17 @@ async def read_event(reader: asyncio.StreamReader, *, most: int, idle_s: float) 
         ProtocolError: it is no event, or too large.
         Silence: it did not come in time. If its header had not come, another call may follow.
     """
+    stream = _Within(reader, most, idle_s)
     try:
-        async with asyncio.timeout(idle_s):
-            line = await reader.readuntil(b"\n")
-    except TimeoutError:
-        raise Silence("no request came") from None
-    except asyncio.LimitOverrunError:
-        raise ProtocolError(f"the header of an event has more than {most} bytes") from None
+        event = await async_read_event(cast(asyncio.StreamReader, stream))
     except (asyncio.IncompleteReadError, OSError):
         return None
-    header = _object(line, "the header of an event")
-    kind, data = header.get("type"), header.get("data")
-    if not isinstance(kind, str):
-        raise ProtocolError(f"type must be a string, got {reprlib.repr(kind)}")
-    if not isinstance(data, dict | None):
-        raise ProtocolError(f"data must be a JSON object, got {reprlib.repr(data)}")
-    lengths = [_length(header, name, most) for name in ("data_length", "payload_length")]
-    try:
-        async with asyncio.timeout(idle_s):
-            more, _ = [await reader.readexactly(length) for length in lengths]
-    except TimeoutError:
-        raise ProtocolError(f"an event did not come whole within {idle_s:g} s") from None
-    except (asyncio.IncompleteReadError, OSError):
-        return None
-    return Event(kind, (data or {}) | (_object(more, "the data of an event") if more else {}))
-
-
-def _length(header: dict[str, Any], name: str, most: int) -> int:
-    length = header.get(name)
-    if length is None:
-        return 0
-    if not isinstance(length, int) or isinstance(length, bool) or length < 0:
-        raise ProtocolError(f"{name} must be a number of bytes, got {reprlib.repr(length)}")
-    if length > most:
-        raise ProtocolError(f"{name} is {reprlib.repr(length)}, at most {most} bytes are allowed")
-    return length
-
-
-def _object(text: bytes, what: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"{what} must be JSON: {str(error)[:80]!r}") from None
-    if not isinstance(value, dict):
-        raise ProtocolError(f"{what} must be a JSON object, got {reprlib.repr(value)}")
-    return value
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):  # the library looks at no types
+        event = None
+    if event is None or not isinstance(event.type, str) or not isinstance(event.data, dict | None):
+        wanted = "a line of JSON, an object with a string as type and an object as data"
+        raise ProtocolError(f"an event must be {wanted}, got {stream.header[:80]!r}")
+    return Event(event.type, event.data or {})
 
 
 @dataclass(frozen=True)

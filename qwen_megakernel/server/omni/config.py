@@ -4,13 +4,12 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any
 
-from qwen_megakernel.errors import TTSError
+from qwen_megakernel.errors import RequestError
 from qwen_megakernel.server import fields
-from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.clones import CLONE_FIELDS, read_clone
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.speech.encoders import MEDIA, RATES, missing
-from qwen_megakernel.speech.options import RequestOptions, options_of, read_options, why_not
+from qwen_megakernel.speech.options import Option, RequestOptions, options_of, read_options, why_not
 
 _SETTINGS = ("model", "task_type", "response_format", "stream_audio", "sample_rate", "word_timestamps")
 """The protocol's settings that are no options of speech, besides those that bring a voice along."""
@@ -20,6 +19,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "timestamp_transport_strategy": ("sync", "async"),
 }
 _MAX_SETTING = 2000  # characters
+_FLAG = Option(kinds=(bool,))
 FIELDS: dict[str, tuple[str, ...]] = {
     "session.config": (*_SETTINGS, *CLONE_FIELDS, *options_of("stream"), *_CHOICES),
     "input.text": ("text",),
@@ -31,14 +31,6 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "voice.remove": ("name",),
 }
 """Type of a message -> its fields besides `type`."""
-
-
-class RefusedMessage(TTSError):
-    """A message that is refused. `error`: what the client is told."""
-
-    def __init__(self, words: str, field: str | None = None, code: str = "invalid"):
-        super().__init__(words)
-        self.error = ApiError(400, code, words, code == "busy", field)
 
 
 @dataclass(frozen=True)
@@ -72,18 +64,18 @@ def check_fields(message: dict[str, Any]) -> str:
         Its type.
 
     Raises:
-        RefusedMessage: the type is unknown, or a field does not belong to it.
+        RequestError: the type is unknown, or a field does not belong to it.
     """
     kind = message.get("type")
     if not isinstance(kind, str) or kind not in FIELDS:
-        raise RefusedMessage(f"type must be one of {', '.join(FIELDS)}, got {reprlib.repr(kind)}", "type")
+        raise RequestError(f"type must be one of {', '.join(FIELDS)}, got {reprlib.repr(kind)}", field="type")
     for name in message:
         if kind == "session.config" and (other := fields.FIELDS.get(name)) and (other.ignored or other.same):
             continue
         if name != "type" and name not in FIELDS[kind]:
             known = ", ".join(FIELDS[kind]) or "none"
             wanted = why_not(name, "stream") or f"known: {known}"
-            raise RefusedMessage(f"unknown field {name[:40]!r} of {kind}; {wanted}", name[:40])
+            raise RequestError(f"unknown field {name[:40]!r} of {kind}; {wanted}", field=name[:40])
     return kind
 
 
@@ -95,14 +87,14 @@ def string_of(message: dict[str, Any], name: str, *, most: int | None = None, bl
         blank: it may be blank.
 
     Raises:
-        RefusedMessage: it is not such a string.
+        RequestError: it is not such a string.
     """
     value = message.get(name)
     if not isinstance(value, str) or not (blank or value.strip()):
         wanted = "a string" if blank else "a string that is not blank"
-        raise RefusedMessage(f"{name} must be {wanted}, got {reprlib.repr(value)}", name)
+        raise RequestError(f"{name} must be {wanted}, got {reprlib.repr(value)}", field=name)
     if most is not None and len(value) > most:
-        raise RefusedMessage(f"{name} has {len(value)} characters, at most {most} are allowed", name)
+        raise RequestError(f"{name} has {len(value)} characters, at most {most} are allowed", field=name)
     return value
 
 
@@ -110,7 +102,7 @@ async def read_config(message: dict[str, Any], service: EngineService) -> Sessio
     """The settings of a `session.config`, checked as for an utterance.
 
     Raises:
-        RefusedMessage, RequestError: nothing could be spoken with these settings.
+        RequestError: nothing could be spoken with these settings.
         EngineBusy: too many new voices were asked for.
         EngineClosed: the server is not ready, or no longer.
     """
@@ -123,17 +115,18 @@ async def read_config(message: dict[str, Any], service: EngineService) -> Sessio
             string_of(given, name, most=_MAX_SETTING)
     for name, choices in _CHOICES.items():
         if name in given and given[name] not in choices:
-            raise RefusedMessage(f"{name} must be {' or '.join(choices)}, got {reprlib.repr(given[name])}", name)
+            raise RequestError(f"{name} must be {' or '.join(choices)}, got {reprlib.repr(given[name])}", field=name)
     if (model := given.get("model", service.model)) not in service.models:
-        raise RefusedMessage(f"this server's model is {service.model!r}, got {model[:80]!r}: leave model out", "model")
+        words = f"this server's model is {service.model!r}, got {model[:80]!r}: leave model out"
+        raise RequestError(words, field="model")
     service.check_task(given.get("task_type"))
     name, rate = _format(given)
-    streams = _flag(given, "stream_audio", name == "pcm")
+    streams = _FLAG.checked(given.get("stream_audio", name == "pcm"), "stream_audio")
     words = given.get("timestamp_transport_strategy", "sync") if "timestamp_type" in given else ""
-    words = "chunk" if _flag(given, "word_timestamps", False) else words
+    words = "chunk" if _FLAG.checked(given.get("word_timestamps"), "word_timestamps") else words
     if name != "pcm" and (streams or words == "chunk"):
         field = "stream_audio" if streams else "word_timestamps"
-        raise RefusedMessage(f"{field} needs response_format 'pcm', got {name!r}", "response_format")
+        raise RequestError(f"{field} needs response_format 'pcm', got {name!r}", field="response_format")
     read = await service.cloned(read_options(options, "stream"), clone)
     request = service.request(read, lenient=True)
     ignored += service.idle(read)
@@ -142,22 +135,15 @@ async def read_config(message: dict[str, Any], service: EngineService) -> Sessio
     return SessionConfig(read, name, rate, streams, words, request.whole, tuple(ignored))
 
 
-def _flag(given: dict[str, Any], name: str, default: bool) -> bool:
-    value = given.get(name, default)
-    if not isinstance(value, bool):
-        raise RefusedMessage(f"{name} must be true or false, got {reprlib.repr(value)}", name)
-    return value
-
-
 def _format(given: dict[str, Any]) -> tuple[str, int | None]:
     """The audio's format and its sample rate."""
     name, rate = given.get("response_format", "wav"), given.get("sample_rate")
     if name not in MEDIA:
         words = f"response_format must be one of {', '.join(MEDIA)}, got {reprlib.repr(name)}"
-        raise RefusedMessage(words, "response_format")
+        raise RequestError(words, field="response_format")
     if why := missing(name):
-        raise RefusedMessage(why, "response_format")
+        raise RequestError(why, field="response_format")
     if rate is not None and (isinstance(rate, bool) or rate not in RATES):
         words = f"sample_rate must be one of {', '.join(map(str, RATES))}, got {reprlib.repr(rate)}"
-        raise RefusedMessage(words, "sample_rate")
+        raise RequestError(words, field="sample_rate")
     return name, rate

@@ -8,8 +8,9 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
-from qwen_megakernel.server.bodies import MOST_VALUES, too_many_values
-from qwen_megakernel.server.refusals import invalid, wrong_media
+from qwen_megakernel.errors import RequestError
+from qwen_megakernel.server.limits import MOST_VALUES, too_many_values
+from qwen_megakernel.server.openai.refusals import wrong_media
 
 _SHORT = 64 << 10  # bytes; they are parsed in 0.3 ms
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -58,11 +59,11 @@ def _parse(body: bytes) -> Any:
     if not body.strip():
         raise RequestValidationError([{"type": "missing", "loc": ("body",), "input": None}])
     if too_many_values(body):  # to read them would hold the interpreter, and so the event loop
-        raise invalid(f"the body has more than {MOST_VALUES} values or commas: send less at once")
+        raise RequestError(f"the body has more than {MOST_VALUES} values or commas: send less at once")
     try:
         return json.loads(body)
     except json.JSONDecodeError as error:
-        raise invalid(f"the body must be JSON: {error}") from None
+        raise RequestError(f"the body must be JSON: {error}") from None
     except (ValueError, RecursionError):  # no UTF-8, a number too long, or nested too deeply
         words = "send UTF-8, without deep nesting or numbers of thousands of digits"
-        raise invalid(f"the body cannot be read as JSON: {words}") from None
+        raise RequestError(f"the body cannot be read as JSON: {words}") from None

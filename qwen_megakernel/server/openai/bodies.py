@@ -29,12 +29,11 @@ from qwen_megakernel.speech.saved_voices import MOST_NAME
 
 SPEECH, BATCH, VOICES = "/v1/audio/speech", "/v1/audio/speech/batch", "/v1/voices"
 """Paths that take a body; /v1/voices/{name} takes one too."""
+MODELS = "/v1/models"
 AUDIO_VOICES, AUDIO_MODELS = "/v1/audio/voices", "/v1/audio/models"
 """Where Open WebUI, Kokoro-FastAPI's and vLLM-Omni's clients ask for voices and models."""
 
 _MOST_FIELDS, _MOST_INPUTS = 100, 1000  # of an object; of a list, whose own limit is the server's
-MOST_VALUES = 40_000
-"""Values of a JSON body: to read more holds the event loop for over 5 ms, and every wrong one makes an error."""
 _OURS = "ours"  # marks an error whose message is already a whole sentence
 _WORDS = {
     "string_type": "must be a string",
@@ -64,12 +63,6 @@ def _name_of_voice(voice: Any) -> Any:
         words = 'voice must be a name, or an object such as {"id": "ada"}, got {voice}'
         raise PydanticCustomError(_OURS, words, {"voice": reprlib.repr(voice)})
     return name
-
-
-def too_many_values(body: bytes | str) -> bool:
-    """Does JSON hold more values than `MOST_VALUES`? Texts count too, by their commas."""
-    marks: Any = (b",", b"[", b"{") if isinstance(body, bytes) else (",", "[", "{")
-    return sum(map(body.count, marks)) > MOST_VALUES
 
 
 def _few(inputs: Any) -> Any:

@@ -9,8 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from qwen_megakernel.errors import NoWordsError, TextTooLongError
+from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.omni.config import SessionConfig
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.server.stream_config import RefusedMessage, SessionConfig
+from qwen_megakernel.server.socket_line import error_message
 from qwen_megakernel.server.word_times import TimedWord, WordEnds, alignment
 from qwen_megakernel.speech.encoders import StreamEncoder
 from qwen_megakernel.speech.events import Ended, Sound, Words
@@ -85,8 +87,8 @@ class StreamSpeech:
             done |= {"finish_reason": ended.finish_reason} | self._times()
         except TimeoutError:
             words = f"the utterance took more than {limit:g} s: send input.done sooner"
-            refused = RefusedMessage(words, code="failed")
-            self._stream.put_error(refused, utterance_index=self._where["utterance_index"])
+            late = ApiError(408, "failed", words)
+            self._stream.put(error_message(late, utterance_index=self._where["utterance_index"]))
         except NoWordsError:  # nothing is sent of it
             self.wordless = True
         except Exception as error:

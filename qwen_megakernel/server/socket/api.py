@@ -27,39 +27,41 @@ from qwen_megakernel.server.socket_line import (
     protocol_error,
 )
 from qwen_megakernel.speech.events import Began, Ended, Sound, Words
-from qwen_megakernel.speech.options import MOST_TEXT, options_of, read_options
+from qwen_megakernel.speech.options import MOST_TEXT, Option, options_of, read_options
 from qwen_megakernel.speech.session import FLUSH, Flush, SpeechSession
 from spoken_text.finder import Conversation
 from spoken_text.front_end import Reading
 
 log = logging.getLogger(__name__)
 
-SETTINGS: dict[str, type] = {"words": bool, "turn": str}
+SETTINGS = {"words": Option(kinds=(bool,)), "turn": Option(kinds=(str,))}
 """What a context's first message may have besides the options of speech."""
 _REMEMBERED = 1000  # names of ended contexts: late text must not open them again
 _MOST_WAITING = 256 << 10  # characters of a context's messages that it has not read; it may wait for its turn
 _MOST_TURNS = 32  # whose text may go on in another context, the latest used; one needs some 10 kB
 
 
-def add_socket(app: FastAPI, service: EngineService, metrics: Metrics, *, clone: bool) -> None:
-    """Add the route. `clone`: a context may bring its voice along."""
-    longest = max(service.limits.max_body, MAX_RECORDING * clone)
+def add_socket(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
+    """Add the route."""
 
     @app.websocket(SOCKET_PATH)
     async def speak(websocket: WebSocket) -> None:
         with metrics.sockets.track_inprogress():
-            await _Socket(websocket, service, longest).run()
+            await _Socket(websocket, service).run()
 
 
 class _Socket(SocketLine):
-    """One client's WebSocket; every context has a task of its own."""
+    """One client's WebSocket; every context has a task of its own.
+
+    Attributes:
+        longest: most characters of a message.
+    """
 
     idle_words = "no request came; send ping to keep a socket open"
 
-    def __init__(self, websocket: WebSocket, service: EngineService, longest: int):
-        """`longest`: characters of a message."""
+    def __init__(self, websocket: WebSocket, service: EngineService):
         super().__init__(websocket, service)
-        self.longest = longest
+        self.longest = max(service.limits.max_body, MAX_RECORDING * service.options.allow_clone)
         self._contexts: dict[str, _Context] = {}
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._numbers = 0
@@ -305,13 +307,8 @@ class _Context:
                 known = name in options_of("socket") or name in SETTINGS or name in CLONE_FIELDS
                 words = "comes too late: settings go with a context's first message" if known else "is not known here"
                 raise RequestError(f"{name[:40]} {words}", field=name[:40])
-            if kind := SETTINGS.get(name):
-                wanted = "true or false" if kind is bool else "a string"
-                if value is not None and not isinstance(value, kind):
-                    raise RequestError(f"{name} must be {wanted}, got {reprlib.repr(value)}", field=name)
-                if isinstance(value, str) and len(value) > MOST_TEXT:
-                    words = f"{name} has {len(value)} characters, at most {MOST_TEXT} are allowed"
-                    raise RequestError(words, field=name)
+            if setting := SETTINGS.get(name):
+                setting.checked(value, name, MOST_TEXT)
         return {name: value for name, value in message.items() if value is not None}, text, complete
 
     async def _texts(self) -> AsyncGenerator[str | Flush, None]:

@@ -1,0 +1,105 @@
+"""The options of a server: one row each leads from every entrance that takes it to the server."""
+
+import argparse
+import dataclasses
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from qwen_megakernel import BackendError, cli
+from qwen_megakernel.commands.options import server_options
+from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.options import ServerOptions, rows_of
+
+GIVEN: dict[str, tuple[Any, list[str]]] = {
+    "voices": (Path("some"), ["--voices", "some"]),
+    "allow_foreign_voice": (True, ["--allow-foreign-voice"]),
+    "served_names": (("one", "two"), ["--served-name", "one", "--served-name", "two"]),
+    "voice_aliases": ({"nova": "ada", "ash": "max"}, ["--voice-alias", "nova=ada", "--voice-alias", "ash = max"]),
+    "openai_voices": (True, ["--voice-alias", "OpenAI"]),
+    "token": ("secret", ["--token", "secret"]),
+    "allow_upload": (True, ["--allow-upload"]),
+    "allow_clone": (True, ["--allow-clone"]),
+    "allow_origins": (("https://a.example",), ["--allow-origin", "https://a.example"]),
+    "ui": (True, ["--ui"]),
+    "log_texts": (True, ["--log-texts"]),
+    "defaults": ({"speed": 1.5}, ["--speed", "1.5"]),
+    "limits": (Limits(), []),
+}
+"""Field -> a value, and the words of a command line that stand for it."""
+ALSO = {"serve": {"openai_voices", "allow_foreign_voice"}, "wyoming": {"allow_foreign_voice"}}
+"""Fields without a row that a command fills: by another option, or by the engine's."""
+
+
+def read(*words: str) -> argparse.Namespace:
+    return cli._parser().parse_args(words)
+
+
+def test_every_option_has_a_value_here_and_those_with_a_row_an_entrance():
+    assert set(GIVEN) == {field.name for field in dataclasses.fields(ServerOptions)}
+    rows = {name for entrance in ("serve", "wyoming", "ray") for name in rows_of(entrance)}
+    assert set(GIVEN) - {"openai_voices", "defaults", "limits"} == rows
+
+
+@pytest.mark.parametrize("command", ["serve", "wyoming"])
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_command_line_leads_to_the_server(command, name, capsys):
+    value, words = GIVEN[name]
+    if name in rows_of(command).keys() | ALSO[command] | {"defaults", "limits"}:
+        assert server_options(read(command, *words), command) == ServerOptions(**{name: value})
+    else:
+        with pytest.raises(SystemExit):
+            read(command, *words)
+        assert "unknown option" in capsys.readouterr().err
+
+
+def test_what_the_command_knows_better_replaces_what_was_typed():
+    assert server_options(read("serve", "--token", " x "), "serve", token="x") == ServerOptions(token="x")
+
+
+@pytest.fixture
+def on_ray(monkeypatch):
+    """server/ray/app.py and the options that a replica's server gets. Without Ray there is a stand-in: nothing of it is
+    called."""
+    name, replica = "qwen_megakernel.server.ray.app", SimpleNamespace(replica_tag="one")
+    if find_spec("ray") is None:
+        serve = SimpleNamespace(Application=None, get_replica_context=lambda: replica)
+        monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=serve))
+        monkeypatch.setitem(sys.modules, "ray.serve", serve)
+    monkeypatch.setitem(sys.modules, name, None)  # afterwards it is as before
+    del sys.modules[name]
+    module, made = import_module(name), []
+    monkeypatch.setattr(module.serve, "get_replica_context", lambda: replica)
+    api = SimpleNamespace(router=SimpleNamespace(lifespan_context=None), state=SimpleNamespace(service=None))
+    api.add_middleware = lambda *_args, **_options: None
+    monkeypatch.setattr(module, "make_app", lambda _load, options, *, model: made.append(options) or api)
+    return module, made
+
+
+@pytest.mark.parametrize("name", rows_of("ray"))
+def test_an_argument_of_ray_leads_to_the_server(on_ray, name):
+    module, made = on_ray
+    value, _ = GIVEN[name]
+    written = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+    module._make_app(module.Args(device="cpu", normalize="auto", **{name: written}), "secret")
+    assert made == [ServerOptions(token="secret", defaults={"normalize": "auto"}, **{name: value})]
+
+
+def test_ray_takes_no_other_options_of_a_server(on_ray):
+    module, _ = on_ray
+    for name in GIVEN.keys() - rows_of("ray"):
+        with pytest.raises(ValueError, match=name):
+            module.Args(**{name: GIVEN[name][0]})
+    with pytest.raises(ValueError, match="min_replicas 2"):
+        module.Args(min_replicas=2, max_replicas=1)
+
+
+@pytest.mark.parametrize("name", ["", " x", "x\n", "x" * 257])
+def test_a_served_name_that_no_client_can_send_is_refused(name):
+    with pytest.raises(BackendError, match="a served name has 1 to 256 printable characters"):
+        ServerOptions(served_names=(name,))
