@@ -691,7 +691,7 @@ def test_silence_that_is_cut_at_the_beginning_is_no_words_time(monkeypatch, rate
         sent.extend(words)
 
     async def speak():
-        service = SimpleNamespace(_trim=True, sample_rate=rate, add_word_timestamps=add)
+        service = SimpleNamespace(trims_silence=True, sample_rate=rate, add_word_timestamps=add)
         context, sound = AudioContext(service, "a", None), np.full(24000, 0.1, np.float32)
         context.begin(24000, least_first_s=0.3)
         assert context._to_frame(np.zeros(9600, np.float32)) is None
