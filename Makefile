@@ -61,7 +61,7 @@ test-image: $(VENV)/.installed $(IMAGE)/.installed wheel
 test-compat: $(COMPAT)/.installed
 	$(COMPAT)/bin/python -m pytest -m "not gpu" tests/test_pipecat.py tests/test_pipecat_transports.py \
 		tests/test_conversation.py tests/test_conversations.py tests/test_evals.py tests/test_bot_page.py \
-		tests/test_websocket_tts.py tests/test_turn_log.py
+		tests/test_websocket_tts.py tests/test_turn_log.py tests/test_pipecat_names.py
 
 # Others' clients, as they are published, against the server.
 test-clients: $(CLIENTS)/.installed
