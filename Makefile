@@ -68,7 +68,7 @@ test-image: $(VENV)/.installed $(IMAGE)/.installed wheel ## Test | the container
 test-compat: $(COMPAT)/.installed ## Test | the Pipecat service with the oldest Pipecat that pyproject.toml admits
 	$(COMPAT)/bin/python -m pytest -m "not gpu" tests/test_pipecat.py tests/test_pipecat_transports.py \
 		tests/test_conversation.py tests/test_conversations.py tests/test_evals.py tests/test_bot_page.py \
-		tests/test_websocket_tts.py tests/test_turn_log.py
+		tests/test_websocket_tts.py tests/test_turn_log.py tests/test_pipecat_names.py
 
 test-clients: $(CLIENTS)/.installed ## Test | others' clients, as they are published, against the server
 	$(CLIENTS)/bin/python -m pytest -m clients tests/test_clients.py tests/test_clients_http.py

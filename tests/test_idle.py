@@ -174,7 +174,7 @@ def test_the_remote_service_passes_on_what_its_server_says(monkeypatch):
     async def main() -> None:
         service = MegakernelWebsocketTTSService(url="ws://x")
         for names in (["silence_s"], ["silence_s"], []):
-            service._warn_of_ignored(names)
+            service.warn_of_ignored(names)
 
     asyncio.run(main())
     assert len(warned) == 1 and "silence_s changes nothing" in warned[0]

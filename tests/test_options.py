@@ -19,7 +19,6 @@ from qwen_megakernel.checkpoint.config import TalkerConfig
 from qwen_megakernel.commands import batch
 from qwen_megakernel.commands.options import server_options
 from qwen_megakernel.engine.utterance import Utterance
-from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.server.fields import told_apart
 from qwen_megakernel.server.service import EngineService
@@ -161,8 +160,8 @@ class Asked(contextlib.ExitStack):
             )
             service._server = SimpleNamespace(sample_rate=24000, settings=(), voices=("max",), languages=("english",))
             service._sample_rate = 24000
-            service._send, service._ensure_connected = note, connected
-            await service._open(AudioContext(service, "a", "turn"), TEXT, complete=True)
+            service.send, service._ensure_connected = note, connected
+            await (await service.open_session("a", "turn", TEXT, complete=True)).begin()
 
         asyncio.run(main())
         return {name: value for name, value in sent.items() if name != "context"}

@@ -26,6 +26,7 @@ from pipecat.frames.frames import (
     LLMFullResponseEndFrame,
     LLMTextFrame,
     MetricsFrame,
+    TextType,
     TTSAudioRawFrame,
     TTSSpeakFrame,
     TTSStartedFrame,
@@ -61,6 +62,7 @@ from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.pipecat import audio_context
 from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat.remote import WebsocketServiceArguments
+from qwen_megakernel.pipecat.sentences import Sentences
 from qwen_megakernel.pipecat.service import ServiceArguments
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.speech.rates import SpeechRates
@@ -680,6 +682,26 @@ def test_calls_share_the_voices_pace_and_teach_it_while_they_speak(make, monkeyp
     assert len(set(paces)) > 4, "it changes within a turn"
 
 
+def test_what_stands_between_sentences_is_kept():
+    async def split(*tokens: str) -> list[tuple[str, str]]:
+        sentences, found = Sentences(aggregation_type=TextType.SENTENCE, language="en"), []
+        for token in tokens:
+            found += [(sentences.gap, one.text) async for one in sentences.aggregate(token)]
+        rest = await sentences.flush()
+        return [*found, (sentences.gap, rest.text)]
+
+    assert asyncio.run(split("One.", "\n\n", "Two. ", " Three.")) == [
+        ("", "One."),
+        ("\n\n", "\n\nTwo."),
+        ("  ", "Three."),
+    ]
+
+
+def test_a_reply_of_blanks_is_silent(make):
+    down, up = run(make(SENTENCE), turn("  ", " "))
+    assert not of(up, ErrorFrame) and not of(down, TTSStartedFrame)
+
+
 @pytest.mark.parametrize("rate", [24000, 16000])
 def test_silence_that_is_cut_at_the_beginning_is_no_words_time(monkeypatch, rate):
     """And words wait while the first audio is too little to begin with."""
@@ -691,7 +713,7 @@ def test_silence_that_is_cut_at_the_beginning_is_no_words_time(monkeypatch, rate
         sent.extend(words)
 
     async def speak():
-        service = SimpleNamespace(_trim=True, sample_rate=rate, add_word_timestamps=add)
+        service = SimpleNamespace(trims_silence=True, sample_rate=rate, add_word_timestamps=add)
         context, sound = AudioContext(service, "a", None), np.full(24000, 0.1, np.float32)
         context.begin(24000, least_first_s=0.3)
         assert context._to_frame(np.zeros(9600, np.float32)) is None

@@ -8,27 +8,17 @@ This module imports no torch, because a server's client needs none.
 import asyncio
 from collections.abc import AsyncGenerator
 from time import monotonic
-from typing import Any
 
 import numpy as np
 import soxr
 from loguru import logger
 from pipecat.frames.frames import ErrorFrame, Frame, TTSAudioRawFrame
 from pipecat.metrics.metrics import MetricsData
-from pipecat.utils.errors import ErrorCategory
 
-from qwen_megakernel.errors import (
-    LanguageError,
-    NoWordsError,
-    RequestError,
-    SpeakerError,
-    TextEndedError,
-    TextTooLongError,
-    TTSError,
-    VoiceError,
-)
+from qwen_megakernel.errors import NoWordsError, TextEndedError, TextTooLongError, TTSError
 from qwen_megakernel.model.edges import Edges
 from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.pipecat.host import Host
 from qwen_megakernel.speech.events import Ended, Session, Sound, Words
 from qwen_megakernel.speech.words import is_unspaced
 
@@ -59,7 +49,6 @@ class AudioContext:
     id: Pipecat's.
     reading: what this context and others read of one text, by `TurnService._new_reading`.
     session: the current one; None before the first.
-    capped: the settings say how long speech may be, so reaching that is no error.
     made_s: seconds of audio in it.
     ended: what its utterances that came to their ends said of themselves.
     failed: an error of this context was reported.
@@ -69,19 +58,17 @@ class AudioContext:
     text_ended: no more text will come.
     """
 
-    def __init__(self, service: Any, context_id: str, reading: Any):
-        """`service`: a `SpeechService`, whose module imports this one."""
-        self._service = service
+    def __init__(self, host: Host, context_id: str, reading: object):
+        self._host = host
         self.id = context_id
         self.reading = reading
         self.session: Session | None = None
-        self.capped = False
         self.made_s = 0.0
         self.ended: list[Ended] = []
         self._begun_s = 0.0  # where in the context the current utterance's audio begins
         self._rate = 0  # of that utterance's audio, in Hz
         self._resample: soxr.ResampleStream | None = None
-        self._trims = service._trim  # no speech was heard yet, so silence is cut
+        self._trims = host.trims_silence  # no speech was heard yet, so silence is cut
         self._edges: Edges | None = None  # cuts it from the current session
         self._trimmed_before_s = 0.0  # from sessions before it
         self._reader: asyncio.Task | None = None
@@ -99,11 +86,6 @@ class AudioContext:
         self._held = np.zeros(0, np.float32)  # audio that is less than that
         # (position, wait): before the audio from `position` on, the listener has waited `wait` seconds in total.
         self._gaps: list[tuple[float, float]] = [(0.0, 0.0)]
-
-    @property
-    def reads(self) -> bool:
-        """Its text comes as tokens."""
-        return self._reader is not None
 
     def summary(self) -> str:
         """What was spoken, for the log."""
@@ -132,6 +114,13 @@ class AudioContext:
         if self.session:
             await self._send_words(self.session.end_word())
 
+    async def _open(self, text: str, *, complete: bool) -> None:
+        """Begin the next session. `complete`: no more text will come."""
+        opening = await self._host.open_session(self.id, self.reading, text, complete=complete)
+        self.begin(opening.sample_rate, opening.least_first_s)
+        self.session = opening.session
+        await opening.begin()
+
     def _drop(self) -> None:
         if self.session:
             self.session.cancel()
@@ -153,7 +142,7 @@ class AudioContext:
                     yield tail
                 if event.cut:  # the rest of the text was not spoken
                     yield self._error(TextTooLongError(event.cut))
-                await self._service._tell(event)
+                await self._host.tell(event)
 
     # ------------------------------------------------------------ a sentence
 
@@ -161,7 +150,7 @@ class AudioContext:
         """Speak a sentence."""
         self.busy = True
         try:
-            await self._service._open(self, text, complete=True)
+            await self._open(text, complete=True)
             async for frame in self._audio():
                 yield frame
         except NoWordsError:  # no error: its words still belong to the turn's text
@@ -188,8 +177,8 @@ class AudioContext:
             if self._reader is not None and self.session:
                 await self.session.push_text(f" {text}" if apart else text)
                 return
-            await self._service._open(self, text, complete=False)
-            self._reader = self._service.create_task(self._read())
+            await self._open(text, complete=False)
+            self._reader = self._host.create_task(self._read())
         except TextEndedError:
             pass  # the reader reports why it ended
         except Exception as error:
@@ -205,7 +194,7 @@ class AudioContext:
             return
         self.text_ended = True
         if self._reader is None or self._read_all or self.session is None:
-            await self._service._close(self.id)
+            await self._host.close_context(self.id)
             return
         try:
             await self.session.end_text()
@@ -219,24 +208,24 @@ class AudioContext:
         that must not open a new context."""
         try:
             async for frame in self._audio():
-                await self._service.append_to_audio_context(self.id, frame)
+                await self._host.append_to_audio_context(self.id, frame)
         except NoWordsError:
             self.wordless = True
         except Exception as error:
             await self._fail(error)
         self._read_all = True
         if self.text_ended:
-            await self._service._close(self.id)
+            await self._host.close_context(self.id)
 
     async def _fail(self, error: Exception) -> None:
         if not self.failed and not self._cancelled:
-            await self._service.append_to_audio_context(self.id, self._error(error))
+            await self._host.append_to_audio_context(self.id, self._error(error))
 
     async def lose(self, error: Exception) -> None:
         """Report a broken connection. The context will be closed; if the turn goes on, it gets a new context."""
         if not self._cancelled:
-            await self._service.append_to_audio_context(self.id, self._error(error))
-            await self._service._finalize_words(self.id)  # those of the last sentence that were heard
+            await self._host.append_to_audio_context(self.id, self._error(error))
+            await self._host.finish_words(self.id)  # those of the last sentence that were heard
         self.text_ended = True
 
     # ------------------------------------------------------------ audio, words, errors
@@ -263,8 +252,8 @@ class AudioContext:
         self._begun_s = self.made_s
         self._rate = rate
         self._resample = None
-        if rate != self._service.sample_rate:
-            self._resample = soxr.ResampleStream(rate, self._service.sample_rate, 1, "float32", _RESAMPLER)
+        if rate != self._host.sample_rate:
+            self._resample = soxr.ResampleStream(rate, self._host.sample_rate, 1, "float32", _RESAMPLER)
 
     def _to_frame(self, samples: np.ndarray) -> TTSAudioRawFrame | None:
         """A frame of these samples (fp32 [n] at the utterance's rate); None if trimming or resampling leaves none."""
@@ -275,7 +264,7 @@ class AudioContext:
             samples = self._resample.resample_chunk(samples)
         if self._first_audio_at is None:
             samples = self._held = np.concatenate([self._held, samples])
-            if len(samples) < self._least_first_s * self._service.sample_rate:
+            if len(samples) < self._least_first_s * self._host.sample_rate:
                 return None
         return self._frame(samples) if len(samples) else None
 
@@ -289,7 +278,7 @@ class AudioContext:
         return self._frame(tail) if len(tail) else None
 
     def _frame(self, samples: np.ndarray) -> TTSAudioRawFrame:
-        rate, now = self._service.sample_rate, monotonic()
+        rate, now = self._host.sample_rate, monotonic()
         if self._first_audio_at is None:
             self._first_audio_at = now
         # If the listener has heard everything by now, this frame and its words are heard `gap` seconds late.
@@ -316,16 +305,8 @@ class AudioContext:
             at = self._begun_s + max(0.0, at - (self.trimmed_s - self._trimmed_before_s))
             at += next(gap for begin, gap in reversed(self._gaps) if begin <= at + 1e-9)
             unspaced = True if is_unspaced(word) else None
-            await self._service.add_word_timestamps([(word, at)], self.id, includes_inter_frame_spaces=unspaced)
+            await self._host.add_word_timestamps([(word, at)], self.id, includes_inter_frame_spaces=unspaced)
 
     def _error(self, error: Exception) -> ErrorFrame:
         self.failed = True
-        if not self._service._is_streaming_tokens:  # nothing may count this sentence's words as spoken
-            slots = reversed(self._service._aggregated_frame_sequencer._slots)
-            mine = (slot for slot in slots if slot.spoken and slot.context_id == self.id)
-            if latest := next(mine, None):
-                latest.complete = True
-        category = self._service._classify_error(error)
-        if isinstance(error, RequestError) and not isinstance(error, (SpeakerError, LanguageError, VoiceError)):
-            category = ErrorCategory.APPLICATION  # only this text failed; the next may be spoken
-        return ErrorFrame(error=f"{type(error).__name__}: {error}", exception=error, category=category)
+        return self._host.error_frame(self.id, error)

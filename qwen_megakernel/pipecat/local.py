@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Unpack
 
 from loguru import logger
@@ -24,7 +25,8 @@ from qwen_megakernel.engine.options import EngineArguments, EngineOptions
 from qwen_megakernel.errors import CheckpointError, EngineClosed, RequestError, SpeakerError, VoiceError
 from qwen_megakernel.model.conditioning import AUTO
 from qwen_megakernel.model.voice import Voice
-from qwen_megakernel.pipecat.audio_context import AudioContext, SpeechMetricsData
+from qwen_megakernel.pipecat.audio_context import SpeechMetricsData
+from qwen_megakernel.pipecat.host import Opening
 from qwen_megakernel.pipecat.service import ServiceArguments, SpeechService
 from qwen_megakernel.pipecat.settings import SpeechSettings, check_names
 from qwen_megakernel.speech import shared as shared_engine
@@ -182,23 +184,22 @@ class MegakernelTTSService(SpeechService):
 
     # ------------------------------------------------------------ speaking
 
-    async def _open(self, context: AudioContext, text: str, *, complete: bool) -> None:
+    async def open_session(self, context_id: str, reading: Reading, text: str, *, complete: bool) -> Opening:
         engine = self._engine
         if engine is None or self._executor is None:
             raise EngineClosed("the service was cleaned up")
         request = self._request(engine)
-        context.begin(engine.sample_rate, _CPU_FIRST_S if engine.threads else 0.0)
         session = SpeechSession(
             engine,
             self._executor,
             request if complete else request.in_pieces(),
-            reading=context.reading,
+            reading=reading,
             rate=engine.rates.of(request.conditioning),
         )
-        context.session = session
-        await session.begin(*((text, "") if complete else (None, text)))
+        begin = partial(session.begin, text) if complete else partial(session.begin, None, text)
+        return Opening(session, begin, engine.sample_rate, _CPU_FIRST_S if engine.threads else 0.0)
 
-    async def _tell(self, ended: Ended) -> None:
+    async def tell(self, ended: Ended) -> None:
         audio = ended.audio
         assert audio
         queue = audio.timings.queue

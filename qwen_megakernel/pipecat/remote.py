@@ -12,10 +12,12 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Unpack
 
 from loguru import logger
 from pipecat.frames.frames import ErrorFrame
+from pipecat.metrics.metrics import MetricsData
 from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.services.tts_service import WebsocketTTSService
 from pipecat.services.websocket_service import WebsocketService
@@ -32,7 +34,7 @@ from qwen_megakernel.errors import (
     TTSError,
 )
 from qwen_megakernel.pipecat.address import HandshakeRefused, socket_url
-from qwen_megakernel.pipecat.audio_context import AudioContext
+from qwen_megakernel.pipecat.host import Opening
 from qwen_megakernel.pipecat.remote_session import RemoteSession
 from qwen_megakernel.pipecat.service import ServiceArguments, SpeechService
 from qwen_megakernel.pipecat.settings import SpeechSettings, check_names
@@ -118,6 +120,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         self._server: _Server | None = None  # of the latest connection
         self._ready = asyncio.Event()  # the socket is open, and the server has told its voices and languages
         self._receive_task: asyncio.Task | None = None
+        self._ping_task: asyncio.Task | None = None
         self._sessions: dict[str, RemoteSession] = {}  # by name, until the server ends them
         self._by_number: dict[int, RemoteSession] = {}
         self._count = itertools.count(1)
@@ -153,14 +156,13 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         await super()._connect()
         await self._connect_websocket()
         self._receive_task = self.create_task(self._receive_task_handler(self._report_error))
-        self._create_keepalive_task(_PING_S)
+        self._ping_task = self._ping_task or self.create_task(self._ping())
 
     async def _disconnect(self):
         await super()._disconnect()
-        await self._cancel_keepalive_task()
-        if self._receive_task:
-            await self.cancel_task(self._receive_task)
-            self._receive_task = None
+        for task in filter(None, (self._ping_task, self._receive_task)):
+            await self.cancel_task(task)
+        self._ping_task = self._receive_task = None
         await self._disconnect_websocket()
 
     async def _connect_websocket(self):
@@ -220,7 +222,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         self._server = _Server(message["sample_rate"], *listed)
         self._check(self._settings)
         self._settings.model = model
-        self._sync_model_name_to_metrics()
+        self.set_core_metrics_data(MetricsData(processor=self.name, model=model))
 
     async def _ensure_connected(self) -> None:
         """Connect if the first attempt failed. Wait while the receive loop connects again."""
@@ -231,18 +233,25 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         except TimeoutError:
             raise ConnectionError(f"the connection to {self._url} is lost and not restored yet; try later") from None
 
-    async def _send(self, kind: str, **fields) -> None:
+    async def send(self, kind: str, **fields: Any) -> None:
+        """See `Line`."""
         if self._websocket is None:
             raise ConnectionError(f"the connection to {self._url} is lost; send the text again")
         await self._websocket.send(json.dumps({"type": kind, **fields}))
 
-    async def _send_keepalive(self):
-        await self._send("ping")
+    async def _ping(self) -> None:
+        """The server closes a socket on which nothing comes."""
+        while True:
+            await asyncio.sleep(_PING_S)
+            try:
+                await self.send("ping")
+            except (OSError, WebSocketException) as error:  # the receive loop connects again
+                logger.debug(f"{self}: {error}")
 
-    async def _cancel_remote(self, name: str) -> None:
-        """Cancel a context on the server."""
+    async def cancel_remote(self, name: str) -> None:
+        """See `Line`."""
         try:
-            await self._send("cancel", context=name)
+            await self.send("cancel", context=name)
         except (OSError, WebSocketException) as error:  # the socket broke, so the server has cancelled the context
             logger.debug(f"{self}: {error}")
 
@@ -275,20 +284,24 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         if session is None:
             logger.debug(f"{self}: {kind} of {name}, which has ended")
         elif kind == "error":
-            self._forget(session)
+            self.forget(session)
             session.items.put_nowait(_error_of(message))
         elif kind in ("begin", "words", "end"):
             if kind == "begin":
                 session.number = message["number"]
                 self._by_number[session.number] = session
             elif kind == "end":
-                self._forget(session)
+                self.forget(session)
             session.items.put_nowait(message)
         else:
             logger.debug(f"{self}: unknown message {kind!r}")
 
-    def _forget(self, session: RemoteSession) -> None:
-        """Forget a session that has ended or that nobody waits for."""
+    def remember(self, session: RemoteSession) -> None:
+        """See `Line`."""
+        self._sessions[session.name] = session
+
+    def forget(self, session: RemoteSession) -> None:
+        """See `Line`."""
         session.done = True
         self._sessions.pop(session.name, None)
         if session.number is not None:
@@ -298,34 +311,34 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         """End the utterances of a broken socket. An audio context must get its error before it is closed."""
         error = ConnectionError(f"the connection to {self._url} was lost; send the text again")
         for session in list(self._sessions.values()):
-            self._forget(session)
-            if context := session.context():
-                await context.lose(error)
+            self.forget(session)
+            for context in list(self._contexts.values()):
+                if context.session is session:
+                    await context.lose(error)
             session.items.put_nowait(None)
         await self._close_connection_contexts()
 
     # ------------------------------------------------------------ speaking
 
-    async def _open(self, context: AudioContext, text: str, *, complete: bool) -> None:
+    async def open_session(self, context_id: str, reading: str, text: str, *, complete: bool) -> Opening:
         await self._ensure_connected()
         assert self._server
         settings: dict[str, Any] = {**self._options(self._settings)}
         fields = {name: settings[row.name] for name, row in options_of("socket").items() if row.name in settings}
         if "turn" in self._server.settings:
-            fields["turn"] = context.reading
+            fields["turn"] = reading
         else:
             text = text.lstrip()  # it says how the text goes on
-        context.begin(self._server.sample_rate)
-        context.capped = "max_frames" in settings
         tail = f"/{next(self._count)}"
-        context.session = session = RemoteSession(self, context.id[: MOST_CONTEXT_NAME - len(tail)] + tail, context)
-        await session.begin(text, complete, {"words": True} | fields)
+        session = RemoteSession(self, context_id[: MOST_CONTEXT_NAME - len(tail)] + tail, capped="max_frames" in settings)
+        begin = partial(session.begin, text, complete, {"words": True} | fields)
+        return Opening(session, begin, self._server.sample_rate)
 
-    async def _tell(self, ended: Ended) -> None:
+    async def tell(self, ended: Ended) -> None:
         logger.debug(f"{self}: {ended.seconds:.2f} s, {ended.finish_reason}, seed {ended.seed}")
 
-    def _warn_of_ignored(self, names: Sequence[str]) -> None:
-        """Warn, once for each, of settings that change nothing."""
+    def warn_of_ignored(self, names: Sequence[str]) -> None:
+        """See `Line`."""
         for name in sorted({*names} - self._told_ignored):
             self._told_ignored.add(name)
             logger.warning(f"{self}: {name} changes nothing, the server says")

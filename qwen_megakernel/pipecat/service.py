@@ -10,13 +10,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from inspect import signature
 from typing import Any, TypedDict
 
-from pipecat.frames.frames import (
-    AggregatedTextFrame,
-    Frame,
-    TextType,
-    TTSTextFrame,
-)
-from pipecat.processors.frame_processor import FrameDirection
+from loguru import logger
+from pipecat.frames.frames import ErrorFrame, Frame, TextType
 from pipecat.processors.metrics.frame_processor_metrics import FrameProcessorMetrics
 from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TextAggregationMode
@@ -27,8 +22,9 @@ from pipecat.utils.text.base_text_filter import BaseTextFilter
 from pipecat.utils.tracing.service_decorators import traced_tts
 from pipecat.utils.types import NOT_GIVEN, is_given
 
-from qwen_megakernel.errors import EngineBusy, RequestError
+from qwen_megakernel.errors import EngineBusy, LanguageError, RequestError, SpeakerError, VoiceError
 from qwen_megakernel.pipecat.audio_context import AudioContext
+from qwen_megakernel.pipecat.host import Opening
 from qwen_megakernel.pipecat.settings import SpeechSettings
 from qwen_megakernel.pipecat.turns import BARE, TurnService
 from qwen_megakernel.speech.events import Ended
@@ -109,9 +105,7 @@ class SpeechService(TurnService):
         super().__init__(
             push_start_frame=True, push_stop_frames=True, push_text_frames=False, settings=settings, **kwargs
         )
-        self._trim = trim_leading_silence
-        self._apart = False  # the text is a whole one
-        self._gap = ""  # what separates it from the one before
+        self.trims_silence = trim_leading_silence
 
     def can_generate_metrics(self) -> bool:
         """TTFB, TTFA, usage and, for sentences, processing."""
@@ -120,7 +114,7 @@ class SpeechService(TurnService):
     @property
     def supports_processing_metrics(self) -> bool:
         """True in SENTENCE mode, because a sentence is generated within `run_tts`."""
-        return not self._is_streaming_tokens
+        return not self.in_tokens
 
     def language_to_service_language(self, language: Language) -> str | None:
         """The published checkpoints' name of a language, or its code if they do not have it."""
@@ -138,27 +132,14 @@ class SpeechService(TurnService):
         """Raises RequestError if the service cannot speak with these settings."""
 
     @abstractmethod
-    async def _open(self, context: AudioContext, text: str, *, complete: bool) -> None:
-        """Begin a context's next session. `complete`: no more text will come."""
+    async def open_session(self, context_id: str, reading: Any, text: str, *, complete: bool) -> Opening:
+        """See `Host`."""
 
     @abstractmethod
-    async def _tell(self, ended: Ended) -> None:
-        """Log and measure what was spoken."""
+    async def tell(self, ended: Ended) -> None:
+        """See `Host`."""
 
     # ------------------------------------------------------------ speaking
-
-    async def _handle_aggregated_text(self, src_frame: AggregatedTextFrame, context_id: str | None = None):
-        """Note what Pipecat leaves out of the text: whether it is a whole one, and the blanks before it."""
-        self._apart = src_frame.text_type != TextType.TOKEN
-        self._gap = self._take_gap(src_frame.text)
-        await super()._handle_aggregated_text(src_frame, context_id)
-
-    def _take_gap(self, text: str) -> str:
-        """The blanks and line ends between this sentence and the one before it."""
-        before, found, self._raw = self._raw.partition(text)
-        if not found or before.strip():  # the text did not come as tokens
-            before, self._raw = " ", ""
-        return before + text[: len(text) - len(text.lstrip("\n"))]
 
     def _reading_of_turn(self) -> tuple[Any, bool]:
         """What the utterances of the open turn, or of bare text, share; and whether others have used it before."""
@@ -183,26 +164,15 @@ class SpeechService(TurnService):
         context = self._contexts.get(context_id)
         if context is None:
             context = self._contexts[context_id] = AudioContext(self, context_id, reading)
-        if self._is_streaming_tokens:
+        if self.in_tokens:
             await context.push(text, apart=self._apart)
             yield None
             return
         await self.start_tts_usage_metrics(text)
-        async for frame in context.say(self._gap + text if goes_on else text):
+        async for frame in context.say(self._text_aggregator.gap + text if goes_on else text):
             yield frame
         if context_id != self._turn_context_id:  # no turn will close it
-            await self._close(context_id)
-
-    async def push_frame(self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM):
-        """Mark word times as estimates.
-
-        Args:
-            frame: Any.
-            direction: The frame's direction.
-        """
-        if isinstance(frame, TTSTextFrame):
-            frame.metadata["time_is_estimated"] = True
-        await super().push_frame(frame, direction)
+            await self.close_context(context_id)
 
     # ------------------------------------------------------------ settings
 
@@ -210,9 +180,6 @@ class SpeechService(TurnService):
         """Check a change as a whole, then apply it. What was written so far keeps the old settings: whole sentences are
         spoken first, and in TOKEN mode a new utterance begins. A sentence that is not finished gets the new ones."""
         wanted = self._settings.copy()
-        language = delta.language
-        if is_given(language):
-            wanted.language = self._service_language(language) if isinstance(language, str) else language
         if is_given(delta.model) and (delta.model is None or self._is_model(delta.model)):
             delta.model = NOT_GIVEN
         usable = self.is_usable
@@ -224,7 +191,7 @@ class SpeechService(TurnService):
                 )
             for name in vars(wanted):
                 given = getattr(delta, name, NOT_GIVEN)
-                if name not in ("language", "extra") and is_given(given):
+                if name != "extra" and is_given(given):
                     setattr(wanted, name, given)
             self._check(wanted)
         except RequestError as error:
@@ -234,8 +201,9 @@ class SpeechService(TurnService):
         await self._speak_whole_text()
         changed = await super()._update_settings(delta)
         unknown = changed.keys() - vars(self._settings).keys()
-        self._warn_unhandled_updated_settings(unknown)
-        if changed.keys() - unknown and self._is_streaming_tokens:
+        if unknown:
+            logger.warning(f"{self}: there are no settings {', '.join(sorted(unknown))}")
+        if changed.keys() - unknown and self.in_tokens:
             await self._end_bare_text()
             if self._turn_context_id:
                 await self._split_turn()
@@ -243,7 +211,21 @@ class SpeechService(TurnService):
 
     def _options(self, settings: SpeechSettings) -> RequestOptions:
         """Raises RequestError for values of another type or out of range, or what this service's mode cannot use."""
-        return settings.options(self._entrance, in_tokens=self._is_streaming_tokens)
+        return settings.options(self._entrance, in_tokens=self.in_tokens)
+
+    # ------------------------------------------------------------ errors
+
+    def error_frame(self, context_id: str, error: Exception) -> ErrorFrame:
+        """See `Host`."""
+        if not self.in_tokens:  # nothing may count this sentence's words as spoken
+            slots = reversed(self._aggregated_frame_sequencer._slots)
+            mine = (slot for slot in slots if slot.spoken and slot.context_id == context_id)
+            if latest := next(mine, None):
+                latest.complete = True
+        category = self._classify_error(error)
+        if isinstance(error, RequestError) and not isinstance(error, (SpeakerError, LanguageError, VoiceError)):
+            category = ErrorCategory.APPLICATION  # only this text failed; the next may be spoken
+        return ErrorFrame(error=f"{type(error).__name__}: {error}", exception=error, category=category)
 
     def _classify_error(self, exception: Exception) -> ErrorCategory | None:
         if isinstance(exception, EngineBusy):

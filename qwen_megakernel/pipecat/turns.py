@@ -4,6 +4,8 @@ A turn begins with `LLMFullResponseStartFrame`. It ends with `LLMFullResponseEnd
 Text outside of a turn is bare: a sentence is a context of its own, and tokens share one until they pause. An audio
 context stays open as long as sound may come (`_is_awaited`).
 
+tests/test_pipecat_names.py says of each of Pipecat's underscore names why this folder uses it.
+
 This module imports no torch, because a server's client needs none.
 """
 
@@ -29,6 +31,7 @@ from pipecat.frames.frames import (
     StopFrame,
     SystemFrame,
     TextFrame,
+    TextType,
     TTSSpeakFrame,
     TTSStoppedFrame,
     TTSTextFrame,
@@ -36,9 +39,11 @@ from pipecat.frames.frames import (
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
 from pipecat.services.tts_service import TTSService
 from pipecat.utils.context.audio_context_manager import AudioContextManager
+from pipecat.utils.text.base_text_aggregator import BaseTextAggregator
 
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.pipecat.audio_context import AudioContext
+from qwen_megakernel.pipecat.sentences import Sentences
 from spoken_text.sentence import LONGEST_END, STALL_S, ends_sentence
 
 _LONGEST_STALL_S = 10.0
@@ -70,14 +75,20 @@ def _keep_cancelled() -> None:
 class TurnService(TTSService):
     """A text-to-speech service with an `AudioContext` for each of Pipecat's audio contexts."""
 
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        if self._is_streaming_tokens and not self._reuse_context_id_within_turn:
+    _text_aggregator: Sentences
+
+    def __init__(self, *, stop_frame_timeout_s: float = 3.0, reuse_context_id_within_turn: bool = True, **kwargs):
+        if not stop_frame_timeout_s > 0:
+            raise RequestError(f"stop_frame_timeout_s must be more than 0 seconds, got {stop_frame_timeout_s!r}")
+        super().__init__(reuse_context_id_within_turn=reuse_context_id_within_turn, **kwargs)
+        theirs: BaseTextAggregator = self._text_aggregator
+        self.in_tokens = theirs.aggregation_type == TextType.TOKEN
+        if self.in_tokens and not reuse_context_id_within_turn:
             raise RequestError(
                 "reuse_context_id_within_turn=False would make each token an utterance: leave it out in TOKEN mode"
             )
-        if not self._stop_frame_timeout_s > 0:
-            raise RequestError(f"stop_frame_timeout_s must be more than 0 seconds, got {self._stop_frame_timeout_s!r}")
+        self._text_aggregator = Sentences(aggregation_type=theirs.aggregation_type, language=theirs.language)
+        self._patience_s = stop_frame_timeout_s
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -87,7 +98,8 @@ class TurnService(TTSService):
         self._bare = False  # the text being processed belongs to no turn
         self._bare_id: str | None = None  # of the context that takes bare tokens
         self._written, self._texts = "", 0  # the end of the text so far; how many texts that were
-        self._raw = ""  # text that waits to be a sentence, as it came
+        self._apart = False  # the text being processed is a whole one
+        self._unheard: str | None = None  # the context whose last words Pipecat now takes for spoken ones
         self._calm = asyncio.Event()  # no interruption is being handled
         self._calm.set()
         self._stall: asyncio.TimerHandle | None = None  # looks whether more comes
@@ -105,12 +117,9 @@ class TurnService(TTSService):
         self._begin_anew()
         self._cancelling = False  # Pipecat never takes it back, and would drop all frames
         self._turn_context_id = None
-        self._streamed_text, self._sent_non_whitespace_in_context = "", False
-        if self._audio_context_task is None:  # a StopFrame leaves it, once all has been played
-            self._audio_context_manager = AudioContextManager()
+        self._audio_context_manager = AudioContextManager()
         self._aggregated_frame_sequencer.clear()
-        await self._text_aggregator.reset()
-        await self._skipped_text_aggregator.reset()
+        await self._handle_interruption(InterruptionFrame(), FrameDirection.DOWNSTREAM)  # so Pipecat forgets the rest
 
     async def cancel(self, frame: CancelFrame):
         """Stop at once."""
@@ -156,7 +165,6 @@ class TurnService(TTSService):
         finally:
             self._calm.set()
         self._unwatch()
-        self._raw = ""
         open_turn = self._turn_context_id  # one that may not be interrupted
         self._readings = {turn: reading for turn, reading in self._readings.items() if turn == open_turn}
 
@@ -171,15 +179,17 @@ class TurnService(TTSService):
         elif isinstance(frame, LLMFullResponseEndFrame):  # of a turn that was interrupted: its late tokens are bare
             await self._end_bare_text()
         self._bare = isinstance(frame, TextFrame) and self._turn_context_id is None
-        if isinstance(frame, TextFrame) and not isinstance(frame, AggregatedTextFrame):
-            self._raw += "" if self._is_streaming_tokens else frame.text
+        self._apart = False
+        if isinstance(frame, (AggregatedTextFrame, TTSSpeakFrame)):
+            self._apart = frame.text_type != TextType.TOKEN
+            self._text_aggregator.set_apart(frame.text)
 
     async def _end_turn(self) -> None:
         """No more text of the turn, or bare text, will come."""
         await self._speak_rest()
         await self._end_bare_text()
         if turn := self._turn_context_id:
-            await self._finalize_words(turn)
+            await self.finish_words(turn)
             await self.on_turn_context_completed()
 
     async def on_turn_context_completed(self):
@@ -206,14 +216,14 @@ class TurnService(TTSService):
 
     async def _end_context(self, context_id: str) -> None:
         """No more text of this context will come."""
-        await self._finalize_words(context_id)
-        if self._is_streaming_tokens:
+        await self.finish_words(context_id)
+        if self.in_tokens:
             await self.flush_audio(context_id)
         else:
-            await self._close(context_id)
+            await self.close_context(context_id)
 
-    async def _finalize_words(self, context_id: str) -> None:
-        """Let a context's words be matched with its last sentence, in TOKEN mode."""
+    async def finish_words(self, context_id: str) -> None:
+        """See `Host`. Only in TOKEN mode are there any."""
         frames = await self._aggregated_frame_sequencer.finalize(context_id)
         await self._push_sequencer_frames(frames, context_id)
 
@@ -223,7 +233,7 @@ class TurnService(TTSService):
         Returns:
             Its id.
         """
-        if not (self._bare and self._is_streaming_tokens):
+        if not (self._bare and self.in_tokens):
             return super().create_context_id()
         if self._bare_id is None or not self.audio_context_available(self._bare_id):
             self._bare_id = super().create_context_id()
@@ -256,14 +266,14 @@ class TurnService(TTSService):
         called = frame.texts < 0
         if not called and frame.texts != self._texts:
             return
-        if self._is_streaming_tokens:
+        if self.in_tokens:
             if called:
                 for context in list(self._contexts.values()):
                     await context.flush()
             for context_id, context in list(self._contexts.items()):
                 if not (context.text_ended or context.failed):
                     await context.end_word()
-                    await self._finalize_words(context_id)
+                    await self.finish_words(context_id)
         else:
             await self._speak_whole_text()
 
@@ -275,7 +285,8 @@ class TurnService(TTSService):
     async def _speak_rest(self) -> None:
         """Speak what waits to be a sentence."""
         if rest := await self._text_aggregator.flush():
-            await self._handle_aggregated_text(self._aggregated_text_frame(rest))
+            frame = AggregatedTextFrame(rest.text, rest.type, raw_text=rest.text)
+            await super().process_frame(frame, FrameDirection.DOWNSTREAM)
 
     # ------------------------------------------------------------ audio contexts
 
@@ -288,13 +299,14 @@ class TurnService(TTSService):
         context_id = context_id or self.get_active_audio_context_id()
         context = self._contexts.get(context_id) if context_id else None
         if context is None:  # the service was not usable, so it got no text
-            await self._close(context_id)
-        elif self._is_streaming_tokens:
+            await self.close_context(context_id)
+        elif self.in_tokens:
             await context.end_text()
-        elif not self._is_yielding_frames_synchronously:  # its last sentence was silent, so nothing else closes it
-            await self._close(context_id)
+        else:  # its last sentence may have been silent. Then nothing else closes it
+            await self.close_context(context_id)
 
-    async def _close(self, context_id: str | None) -> None:
+    async def close_context(self, context_id: str | None) -> None:
+        """See `Host`."""
         if context_id and self.audio_context_available(context_id):
             await self.append_to_audio_context(context_id, TTSStoppedFrame(context_id=context_id))
             await self.remove_audio_context(context_id)
@@ -304,13 +316,13 @@ class TurnService(TTSService):
         began = monotonic()
         while True:
             try:
-                item = await self._audio_context_manager.get(context_id, min(_POLL_S, self._stop_frame_timeout_s))
+                item = await self._audio_context_manager.get(context_id, min(_POLL_S, self._patience_s))
                 _keep_cancelled()
                 return item
             except TimeoutError:
                 _keep_cancelled()
                 quiet_s = monotonic() - began
-                if quiet_s >= self._stop_frame_timeout_s and not await self._is_awaited(context_id, quiet_s):
+                if quiet_s >= self._patience_s and not await self._is_awaited(context_id, quiet_s):
                     return None
 
     async def _is_awaited(self, context_id: str, quiet_s: float) -> bool:
@@ -321,9 +333,9 @@ class TurnService(TTSService):
         context = self._contexts.get(context_id)
         if context is None or context.busy:
             return context is not None
-        if self._is_streaming_tokens and context.text_ended:
+        if self.in_tokens and context.text_ended:
             return True
-        least_s = max(_POLL_S, self._stop_frame_timeout_s)
+        least_s = max(_POLL_S, self._patience_s)
         stalled_s = min(quiet_s, monotonic() - context.text_at)
         if context_id == self._turn_context_id:
             others_wait = len(self.get_audio_contexts()) > 1
@@ -374,9 +386,22 @@ class TurnService(TTSService):
         """Pipecat takes the words that are left for spoken ones. They are not if the context failed, or if the service
         was not usable: then they do not go into the LLM's context."""
         context = self._contexts.get(context_id)
-        if context and not context.failed:
+        self._unheard = context_id if context is None or context.failed else None
+        try:
             await super()._apply_force_complete(context_id)
-            return
-        frames = self._aggregated_frame_sequencer.force_complete(context_id, self._word_timestamp_tracker.last_pts)
-        unheard = (TTSTextFrame, AggregatedTextProgressFrame)
-        await self._push_word_frames([frame for frame in frames if not isinstance(frame, unheard)])
+        finally:
+            self._unheard = None
+
+    async def push_frame(self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM):
+        """Leave out words that were not heard, and mark the times of others as estimates.
+
+        Args:
+            frame: Any.
+            direction: The frame's direction.
+        """
+        if isinstance(frame, (TTSTextFrame, AggregatedTextProgressFrame)):
+            if self._unheard and frame.context_id == self._unheard:
+                return
+        if isinstance(frame, TTSTextFrame):
+            frame.metadata["time_is_estimated"] = True
+        await super().push_frame(frame, direction)

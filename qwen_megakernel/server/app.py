@@ -76,7 +76,7 @@ def make_app(
         Origins(options.allow_origins, has_token=options.token is not None),
         metrics,
         paths={PAGE, DOCS, "/openapi.json", "/metrics", *OPEN, *openai.PATHS},
-        sockets=(socket_api.PATH, omni.PATH),
+        sockets=(SOCKET_PATH, omni.PATH),
         bodies=openai.largest_bodies(options),
     )
     # Read a body without a Content-Type as JSON, because simple clients send none. FastAPI refuses it by default:
