@@ -22,7 +22,6 @@ from common import about, commit, machine, positive, quantile
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.backend.select import select_device
-from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.engine.options import EngineOptions

@@ -16,10 +16,10 @@ from test_entrances import LIMITS
 from waiting import slow_case
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from qwen_megakernel.choices import SOCKET_PATH as PATH
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.omni.api import PATH as STREAM
-from qwen_megakernel.choices import SOCKET_PATH as PATH
 
 LONG = " ".join([TEXT] * 10)
 SPOKEN = {"end": True, "voice": "ada", "seed": 5}

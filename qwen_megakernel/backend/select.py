@@ -15,7 +15,6 @@ from qwen_megakernel.backend.interfaces import FrameDecoder, LoadedModel, Vocode
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
-from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.fp8 import dequantized
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import BackendError

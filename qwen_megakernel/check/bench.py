@@ -23,7 +23,6 @@ from qwen_megakernel.backend.card import driver_version
 from qwen_megakernel.backend.cpu_threads import use_threads
 from qwen_megakernel.backend.interfaces import AHEAD, FrameDecoder
 from qwen_megakernel.backend.select import Backend, select_device
-from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.fp8 import dequantized
 from qwen_megakernel.checkpoint.load import Checkpoint, name_of_model
 from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.prompt_pieces import PromptPieces
+from qwen_megakernel.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

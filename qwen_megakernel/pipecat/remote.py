@@ -330,7 +330,9 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         else:
             text = text.lstrip()  # it says how the text goes on
         tail = f"/{next(self._count)}"
-        session = RemoteSession(self, context_id[: MOST_CONTEXT_NAME - len(tail)] + tail, capped="max_frames" in settings)
+        session = RemoteSession(
+            self, context_id[: MOST_CONTEXT_NAME - len(tail)] + tail, capped="max_frames" in settings
+        )
         begin = partial(session.begin, text, complete, {"words": True} | fields)
         return Opening(session, begin, self._server.sample_rate)
 

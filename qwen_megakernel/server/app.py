@@ -15,6 +15,7 @@ from starlette.middleware import Middleware
 
 from qwen_megakernel import __version__
 from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.choices import SOCKET_PATH
 from qwen_megakernel.server.connections import FewLines, protocols_of
 from qwen_megakernel.server.guard import OPEN, Guard
 from qwen_megakernel.server.limits import Limits

@@ -10,7 +10,6 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qwen_megakernel.choices import SOCKET_PATH
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.options import ServerOptions
@@ -18,7 +17,6 @@ from qwen_megakernel.server.origins import Origins, came_by_proxy, is_own, is_pr
 from qwen_megakernel.server.page import PATH as PAGE
 from qwen_megakernel.server.process import is_loopback
 from qwen_megakernel.server.refusals import error_response
-from qwen_megakernel.server.stream_api import PATH as STREAM
 
 log = logging.getLogger(__name__)
 

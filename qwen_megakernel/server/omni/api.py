@@ -26,8 +26,6 @@ from qwen_megakernel.server.socket_line import (
     parse_message,
     protocol_error,
 )
-from qwen_megakernel.server.stream_config import RefusedMessage, SessionConfig, check_fields, read_config, string_of
-from qwen_megakernel.server.stream_speech import REMEDY, StreamSpeech
 from qwen_megakernel.speech.saved_voices import MOST_NAME
 from spoken_text.finder import Conversation
 
