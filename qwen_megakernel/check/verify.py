@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from types import ModuleType
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qwen_megakernel import Audio, SamplingParams, TTSEngine, __version__
+from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.select import Backend
 from qwen_megakernel.check.bench import free_memory
 from qwen_megakernel.check.reference import (
@@ -204,6 +205,7 @@ def compare_kernel(report: Report, plan: Backend, case: Case, frames: int) -> No
         return builder.build(case.text, case.conditioning, non_streaming_mode=case.non_streaming_mode)
 
     embeddings, kernel = plan.frame_decoder(stored, slots=1, max_positions=2048)
+    kernel = cast(MegakernelFrameDecoder, kernel)  # of this plan
     codes, hidden, logits = observed(kernel, 0, prompt(embeddings), GREEDY.over(config.sampling), frames)
 
     def forced(dtype: torch.dtype) -> list[Tensor]:
