@@ -205,6 +205,16 @@ struct Context {
   }
 };
 
+// The talker's keys of a layer and a key-value head, page 0.
+template <class T>
+__device__ __forceinline__ bf16* layer_kv(const FrameParams& p, int index, int kv_head) {
+  return p.kv + static_cast<size_t>(index * 2 * T::kKvHeads + kv_head) * kPagePositions * kHeadDim;
+}
+template <class T>
+__device__ __forceinline__ size_t page_stride(const FrameParams& p) {
+  return static_cast<size_t>(p.talker.layers) * 2 * T::kKvHeads * kPagePositions * kHeadDim;
+}
+
 // The producer's half. For each split of this block and each kStageRows positions: the keys, then the values.
 // kv: of this layer and key-value head, page 0.
 template <class S>
