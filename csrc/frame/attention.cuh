@@ -35,16 +35,17 @@ __device__ __forceinline__ int split_log(int position) {
   return log;
 }
 
-// What this block attends to: splits sub, sub + sharers, ... of one column, for the queries of one key-value head.
+// What this block attends to: splits rank, rank + sharers, ... of one column, for the queries of one key-value head.
+// `sharers` blocks share the column's splits; `rank` is this block's number among them.
 struct Assignment {
-  int kv_head, column, sub, sharers;
+  int kv_head, column, rank, sharers;
 };
 __device__ __forceinline__ Assignment assignment(int block, int columns) {
   const int size = kShareLog - (columns > 1) - (columns > 2) - (columns > 4) - (columns > 8), sharers = 1 << size;
   return {block / kShare, block % kShare >> size, block & (sharers - 1), sharers};
 }
 
-struct Four {  // a lane's 4 dims of a head, in the exchange's layout
+struct LaneDims {  // a lane's 4 dims of a head, in the exchange's layout
   float v[4];
 };
 // Weights of a head's norm, as they lie in memory. They are widened where they are used: the load stalls nothing
@@ -52,11 +53,11 @@ struct Four {  // a lane's 4 dims of a head, in the exchange's layout
 __device__ __forceinline__ uint2 load_norm(const bf16* p, int lane) {
   return *reinterpret_cast<const uint2*>(p + lane * 4);
 }
-__device__ __forceinline__ Four load_angles(const float* p, int lane) {  // dims i and i + 64 turn by the same angle
+__device__ __forceinline__ LaneDims load_angles(const float* p, int lane) {  // dims i and i + 64 turn by the same angle
   const float4 a = *reinterpret_cast<const float4*>(p + lane % 16 * 4);
   return {{a.x, a.y, a.z, a.w}};
 }
-__device__ __forceinline__ Four await_four(const Tagged* head, int lane, uint32_t epoch, Patience& patience) {
+__device__ __forceinline__ LaneDims await_dims(const Tagged* head, int lane, uint32_t epoch, Patience& patience) {
   float2 pair[2];
   await_pairs(pair, [&](int i) { return head + lane * 4 + i * 2; }, epoch, patience);
   return {{pair[0].x, pair[0].y, pair[1].x, pair[1].y}};
@@ -64,7 +65,8 @@ __device__ __forceinline__ Four await_four(const Tagged* head, int lane, uint32_
 
 // Head norm, then rotate-half. This model has the same position on all three M-RoPE axes, so a pair of dims has one
 // angle.
-__device__ __forceinline__ void norm_and_rope(Four& x, uint2 norm, const Four& cos, const Four& sin, int lane) {
+__device__ __forceinline__ void norm_and_rope(LaneDims& x, uint2 norm, const LaneDims& cos, const LaneDims& sin,
+                                              int lane) {
   float square = 0.f;
 #pragma unroll
   for (int i = 0; i < 4; i++) square = fmaf(x.v[i], x.v[i], square);
@@ -81,16 +83,16 @@ __device__ __forceinline__ void norm_and_rope(Four& x, uint2 norm, const Four& c
 }
 
 // 4 dims as bf16, and what that leaves of each.
-__device__ __forceinline__ uint2 rounded(const Four& x) {
+__device__ __forceinline__ uint2 rounded(const LaneDims& x) {
   return make_uint2(pack2(x.v[0], x.v[1]), pack2(x.v[2], x.v[3]));
 }
-__device__ __forceinline__ uint2 rest_of(const Four& x, uint2 high) {
+__device__ __forceinline__ uint2 rest_of(const LaneDims& x, uint2 high) {
   return make_uint2(pack2(x.v[0] - low_bf16(high.x), x.v[1] - high_bf16(high.x)),
                     pack2(x.v[2] - low_bf16(high.y), x.v[3] - high_bf16(high.y)));
 }
 // Store 4 dims of every lane. unit: the unit of 8 dims that this lane's dims belong to.
-__device__ __forceinline__ void store_four(bf16* row, uint2 four, int lane, int unit) {
-  reinterpret_cast<uint2*>(row)[unit * 2 + lane % 2] = four;
+__device__ __forceinline__ void store_dims(bf16* row, uint2 dims, int lane, int unit) {
+  reinterpret_cast<uint2*>(row)[unit * 2 + lane % 2] = dims;
 }
 
 struct AttentionScratch {
@@ -110,12 +112,13 @@ struct AttentionShares {
 
 // Await a head. Queries and keys are normed and turned.
 template <class S, class B>
-__device__ __forceinline__ Four await_head(B& b, const StackWeights& w, int index, int head, int column, int position) {
+__device__ __forceinline__ LaneDims await_head(B& b, const StackWeights& w, int index, int head, int column,
+                                               int position) {
   const bf16* weights = (head < S::kHeads ? w.q_norm : w.k_norm) + index * kHeadDim;
   const uint2 norm = load_norm(weights, b.lane);
-  const Four cos = load_angles(w.rope_cos + position * (kHeadDim / 2), b.lane),
-             sin = load_angles(w.rope_sin + position * (kHeadDim / 2), b.lane);
-  Four x = await_four(b.x.qkv + column * S::kQkv + head * kHeadDim, b.lane, b.epoch, b.patience);
+  const LaneDims cos = load_angles(w.rope_cos + position * (kHeadDim / 2), b.lane),
+                 sin = load_angles(w.rope_sin + position * (kHeadDim / 2), b.lane);
+  LaneDims x = await_dims(b.x.qkv + column * S::kQkv + head * kHeadDim, b.lane, b.epoch, b.patience);
   if (head < S::kHeads + S::kKvHeads) norm_and_rope(x, norm, cos, sin, b.lane);
   return x;
 }
@@ -194,16 +197,27 @@ struct Softmax {
 // take them in this order.
 template <class S>
 struct Context {
-  int position, fresh, size, splits, sub, sharers;  // size: positions of a split, as a power of two
-  bool any;                                         // this block attends
+  int position, fresh, split_bits, splits, rank, sharers;  // a split has 1 << split_bits positions
+  bool any;                                                // this block attends
 
-  __device__ __forceinline__ Context(const Assignment& mine, const Column* columns, int count) {
-    any = mine.kv_head < S::kKvHeads && mine.column < count;
-    const Column& c = columns[any ? mine.column : 0];
-    position = c.position, fresh = c.first_fresh, size = split_log(position), splits = (position >> size) + 1;
-    sub = mine.sub, sharers = mine.sharers, any &= sub < splits;
+  __device__ __forceinline__ Context(const Assignment& assigned, const Column* columns, int count) {
+    any = assigned.kv_head < S::kKvHeads && assigned.column < count;
+    const Column& c = columns[any ? assigned.column : 0];
+    position = c.position, fresh = c.first_fresh, split_bits = split_log(position),
+    splits = (position >> split_bits) + 1;
+    rank = assigned.rank, sharers = assigned.sharers, any &= rank < splits;
   }
 };
+
+// The talker's keys of a layer and a key-value head, page 0.
+template <class T>
+__device__ __forceinline__ bf16* layer_kv(const FrameParams& p, int index, int kv_head) {
+  return p.kv + static_cast<size_t>(index * 2 * T::kKvHeads + kv_head) * kPagePositions * kHeadDim;
+}
+template <class T>
+__device__ __forceinline__ size_t page_stride(const FrameParams& p) {
+  return static_cast<size_t>(p.talker.layers) * 2 * T::kKvHeads * kPagePositions * kHeadDim;
+}
 
 // The producer's half. For each split of this block and each kStageRows positions: the keys, then the values.
 // kv: of this layer and key-value head, page 0.
@@ -211,8 +225,8 @@ template <class S>
 __device__ __forceinline__ void copy_context(Ring& ring, const Context<S>& x, const int* pages, const bf16* kv,
                                              size_t page_stride, const Pace& pace, Patience& patience, int lane) {
   if (!x.any) return;
-  for (int split = x.sub; split < x.splits; split += x.sharers)
-    for (int start = split << x.size; start < min((split + 1) << x.size, x.fresh); start += kStageRows) {
+  for (int split = x.rank; split < x.splits; split += x.sharers)
+    for (int start = split << x.split_bits; start < min((split + 1) << x.split_bits, x.fresh); start += kStageRows) {
       const bf16* rows = kv + pages[start / kPagePositions] * page_stride + start % kPagePositions * kHeadDim;
       const int bytes = min(kStageRows, x.fresh - start) * kHeadDim * 2;
       ring.copy_stage(rows, bytes, false, pace, patience, lane);
@@ -225,55 +239,63 @@ __device__ __forceinline__ void copy_context(Ring& ring, const Context<S>& x, co
 template <class S, class B>
 struct PagedAttention {
   static constexpr int kPairs = kHeadDim / 2, kFinishers = S::kGroup * kPairs;  // threads that finish a split
-  static constexpr int kEach = 4;                                               // splits that a thread weighs together
+  static constexpr int kCombined = 4;                                           // splits that a thread combines
   static_assert(S::kGroup <= kQueries && S::kKvHeads * kShare <= kBlocks);
   static_assert(kFinishers * (kTiles >> (kSplitLog - kTileLog)) <= kComputeThreads, "all splits of a round");
 
   B& b;
-  const Assignment& mine;
-  const int position, fresh, size, splits;  // of Context
-  // Of a round: the block's first split, how far in it, and how many tiles of a split at a time (a power of two). A
-  // split of more tiles takes several rounds.
-  const int tiles = min(size - kTileLog, kTilesLog), together = kTiles >> tiles;
-  int split = mine.sub, base = 0;
-  const bool of_values = b.warp >= kTiles;
+  const Assignment& assigned;
+  const int position, fresh, split_bits, splits;  // of Context
+  // The block works in rounds. A round takes 1 << tile_bits tiles of each of some splits. A split of more tiles takes
+  // several rounds: `split` is the round's first one, `offset` how many positions of it earlier rounds took.
+  const int tile_bits = min(split_bits - kTileLog, kTilesLog), splits_at_once = kTiles >> tile_bits;
+  int split = assigned.rank, offset = 0;
+  const bool takes_values = b.warp >= kTiles;
   const int slot = b.warp % kTiles;  // this warp's among the block's tiles
   Tile tile{};
-  int from = place_of(slot);  // the tile's first position
-  // The two dims of a query that this thread finishes. The warps of values come first; those of keys go on meanwhile.
-  const int finished = (b.tid + kComputeThreads / 2) % kComputeThreads / kFinishers,
-            member = b.tid % kFinishers / kPairs, dim = b.tid % kPairs * 2, head = mine.kv_head * S::kGroup + member;
-  float best = -INFINITY, sum = 0.f;  // of that split so far
+  int tile_start = start_of(slot);
+  // What this thread finishes: of which of the round's splits, of which query, which two dims. The warps of values come
+  // first; those of keys go on meanwhile.
+  const int own_nth = (b.tid + kComputeThreads / 2) % kComputeThreads / kFinishers,
+            own_query = b.tid % kFinishers / kPairs, dim = b.tid % kPairs * 2,
+            head = assigned.kv_head * S::kGroup + own_query;
+  float max_score = -INFINITY, sum = 0.f;  // of that split so far; sum: of the weights
   float2 value{};
 
   __device__ __forceinline__ PagedAttention(B& block, const Assignment& assigned, const Context<S>& x)
-      : b(block), mine(assigned), position(x.position), fresh(x.fresh), size(x.size), splits(x.splits) {}
+      : b(block),
+        assigned(assigned),
+        position(x.position),
+        fresh(x.fresh),
+        split_bits(x.split_bits),
+        splits(x.splits) {}
 
-  // A tile's first position in this round, or one behind them all.
-  __device__ __forceinline__ int place_of(int which) const {
-    const int team = which >> tiles, its = split + team * mine.sharers;
-    const int first = (its << size) + base + (which - (team << tiles)) * kTile;
-    return team < together && its < splits && first <= position ? first : position + 1;
+  // The first position of a tile of this round, or one behind them all.
+  __device__ __forceinline__ int start_of(int number) const {
+    const int nth = number >> tile_bits, tile_split = split + nth * assigned.sharers;
+    const int start = (tile_split << split_bits) + offset + (number - (nth << tile_bits)) * kTile;
+    return nth < splits_at_once && tile_split < splits && start <= position ? start : position + 1;
   }
   __device__ __forceinline__ bool next_round() {
-    base += kTile << tiles;
-    if (base >> size) base = 0, split += together * mine.sharers;
+    offset += kTile << tile_bits;
+    if (offset >> split_bits) offset = 0, split += splits_at_once * assigned.sharers;
     return split < splits;
   }
 
   // Take this warp's tile of a round from the ring's next stages: its rows from before this launch.
   __device__ __forceinline__ void take_tile() {
-    from = place_of(slot);
+    tile_start = start_of(slot);
     // Each bit of a unit's index is worth so many bytes.
-    const int row = of_values ? lane() % 4 * 2 : lane() / 4;
-    const int unit = unit_place(row, of_values ? lane() / 4 : lane() % 4) * 16, turned = unit & 64 ? -64 : 64,
-              bit0 = of_values ? 128 : 2048, bit1 = of_values ? 256 + turned : turned, bit2 = of_values ? 2048 : 128;
+    const int row = takes_values ? lane() % 4 * 2 : lane() / 4;
+    const int unit = unit_place(row, takes_values ? lane() / 4 : lane() % 4) * 16, turned = unit & 64 ? -64 : 64,
+              bit0 = takes_values ? 128 : 2048, bit1 = takes_values ? 256 + turned : turned,
+              bit2 = takes_values ? 2048 : 128;
 #pragma unroll 1
     for (int stage = 0; stage < 2 * kTiles / kStageTiles; stage++) {
-      if (place_of(stage / 2 * kStageTiles) >= fresh) break;
+      if (start_of(stage / 2 * kStageTiles) >= fresh) break;
       b.ring.visit(b.patience, [&](uint32_t address) {
         uint32_t loaded = 0;
-        if (stage != slot / kStageTiles * 2 + of_values) return loaded;
+        if (stage != slot / kStageTiles * 2 + takes_values) return loaded;
         address += (slot % kStageTiles * kTile + row) * (kHeadDim * 2) + unit;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -290,40 +312,43 @@ struct PagedAttention {
   template <class Pages>
   __device__ __forceinline__ void await_heads(const StackWeights& w, int index, Pages at) {
     AttentionScratch& s = b.s.attention;
-    for (int n = kWarps - 1 - b.warp; n < S::kGroup + 2 * (position - fresh + 1); n += kWarps) {
-      const int p = n < S::kGroup ? position : fresh + (n - S::kGroup) / 2, which = (n - S::kGroup) % 2;
-      const int its = n < S::kGroup ? mine.kv_head * S::kGroup + n : S::kHeads + which * S::kKvHeads + mine.kv_head;
-      if (n >= S::kGroup && (p >> size & (mine.sharers - 1)) != mine.sub) continue;
-      const Four x = await_head<S>(b, w, index, its, mine.column - (position - p), p);
+    for (int number = kWarps - 1 - b.warp; number < S::kGroup + 2 * (position - fresh + 1); number += kWarps) {
+      const int p = number < S::kGroup ? position : fresh + (number - S::kGroup) / 2,
+                is_value = (number - S::kGroup) % 2;
+      const int awaited = number < S::kGroup ? assigned.kv_head * S::kGroup + number
+                                             : S::kHeads + is_value * S::kKvHeads + assigned.kv_head;
+      if (number >= S::kGroup && (p >> split_bits & (assigned.sharers - 1)) != assigned.rank) continue;
+      const LaneDims x = await_head<S>(b, w, index, awaited, assigned.column - (position - p), p);
       const uint2 high = rounded(x);
-      if (n < S::kGroup) {
-        store_query(s, n, high, rest_of(x, high), lane());
+      if (number < S::kGroup) {
+        store_query(s, number, high, rest_of(x, high), lane());
       } else {
-        store_four(s.fresh[p - fresh][which], high, lane(), lane() / 2);
+        store_dims(s.fresh[p - fresh][is_value], high, lane(), lane() / 2);
         if (p == position)
-          store_four(at(p) + which * S::kKvHeads * kPagePositions * kHeadDim, high, lane(), unit_place(p, lane() / 2));
+          store_dims(at(p) + is_value * S::kKvHeads * kPagePositions * kHeadDim, high, lane(),
+                     unit_place(p, lane() / 2));
       }
     }
     sync_compute<kComputeThreads>();
   }
 
-  // A row of this launch's positions, or the zeros behind them.
-  __device__ __forceinline__ const uint4* fresh_row(int p, int which) const {
-    return reinterpret_cast<const uint4*>(b.s.attention.fresh[min(p, position + 1) - fresh][which]);
+  // The key or the value of a position of this launch, or the zeros behind them.
+  __device__ __forceinline__ const uint4* fresh_row(int p, int is_value) const {
+    return reinterpret_cast<const uint4*>(b.s.attention.fresh[min(p, position + 1) - fresh][is_value]);
   }
   __device__ __forceinline__ void score(AttentionShares<S::kGroup>& shares) {
-    if (from + kTile > fresh) {
+    if (tile_start + kTile > fresh) {
 #pragma unroll
       for (int n = 0; n < 2; n++) {
-        const int p = from + lane() / 4 + 8 * n;
+        const int p = tile_start + lane() / 4 + 8 * n;
         if (p < fresh) continue;
 #pragma unroll
         for (int c = 0; c < 4; c++) tile.unit[2 * c + n] = fresh_row(p, 0)[4 * c + lane() % 4];
       }
     }
     float2 scores = tile.scores(b.s.attention, S::kGroup, lane());
-    if (from + lane() / 4 > position) scores.x = -INFINITY;
-    if (from + lane() / 4 + 8 > position) scores.y = -INFINITY;
+    if (tile_start + lane() / 4 > position) scores.x = -INFINITY;
+    if (tile_start + lane() / 4 + 8 > position) scores.y = -INFINITY;
     const Softmax softmax(scores, lane());
     shares.weights[slot][lane()] = softmax.weights;
     sync_pair(slot);
@@ -331,10 +356,10 @@ struct PagedAttention {
     if (lane() < S::kGroup) shares.stat[slot][lane()] = make_float2(softmax.top, total);
   }
   __device__ __forceinline__ void weigh(AttentionShares<S::kGroup>& shares) {
-    if (from + kTile > fresh) {
+    if (tile_start + kTile > fresh) {
 #pragma unroll
       for (int j = 0; j < 4; j++) {
-        const int p = from + value_row(lane(), j);
+        const int p = tile_start + value_row(lane(), j);
         if (p < fresh) continue;
 #pragma unroll
         for (int n = 0; n < 2; n++) tile.unit[2 * j + n] = fresh_row(p, 1)[lane() / 4 + 8 * n];
@@ -353,99 +378,101 @@ struct PagedAttention {
             make_float4(out[n][i], out[n][i + 1], out[n][i + 2], out[n][i + 3]);
   }
 
-  // Add the shares of some tiles, or splits, of one head in this thread's dims: largest scores, sums of weights, sums
-  // of values.
+  // Add the shares of some tiles, or splits, of one head in this thread's dims: largest scores, sums of weights,
+  // sums of values.
   template <int Most>
   __device__ __forceinline__ void add(const AttentionShares<S::kGroup>& shares, int first, int count) {
     float2 stat[Most];
-    const float before = best;
+    const float before = max_score;
 #pragma unroll
     for (int i = 0; i < Most; i++) {
-      stat[i] = i < count ? shares.stat[first + i][member] : make_float2(-INFINITY, 0.f);
-      best = fmaxf(best, stat[i].x);
+      stat[i] = i < count ? shares.stat[first + i][own_query] : make_float2(-INFINITY, 0.f);
+      max_score = fmaxf(max_score, stat[i].x);
     }
-    const float keep = exp2_of(before - best);
+    const float keep = exp2_of(before - max_score);
     sum *= keep, value.x *= keep, value.y *= keep;
 #pragma unroll
     for (int i = 0; i < Most; i++) {
       if (i >= count) continue;
-      const float weight = exp2_of(stat[i].x - best);
-      const float2 x = *reinterpret_cast<const float2*>(&shares.row[first + i][member][dim]);
+      const float weight = exp2_of(stat[i].x - max_score);
+      const float2 x = *reinterpret_cast<const float2*>(&shares.row[first + i][own_query][dim]);
       sum = fmaf(weight, stat[i].y, sum), value.x = fmaf(weight, x.x, value.x), value.y = fmaf(weight, x.y, value.y);
     }
   }
 
   __device__ __forceinline__ Packet* parts() const {
-    return b.x.part + ((mine.column * S::kHeads + head) * kSplits * kHeadDim + dim) / 2;
+    return b.x.part + ((assigned.column * S::kHeads + head) * kSplits * kHeadDim + dim) / 2;
   }
-  __device__ __forceinline__ void hand_out() const {
+  __device__ __forceinline__ void publish_head() const {
     const float inv = inverse_of(sum);
     const uint32_t pair = pack2(value.x * inv, value.y * inv), next = __shfl_down_sync(~0u, pair, 1);
     if (lane() % 2 == 0)
-      publish(b.x.attn + packet_index((head * kHeadDim + dim) / 4, mine.column), pair, next, 0, b.epoch);
+      publish(b.x.attn + packet_index((head * kHeadDim + dim) / 4, assigned.column), pair, next, 0, b.epoch);
   }
 
-  // Work off all splits of this block. True: the context has one split only, and its result is published.
-  __device__ __forceinline__ bool work_off() {
+  // Attend to all splits of this block. True: the context has one split only, and its result is published.
+  __device__ __forceinline__ bool attend_splits() {
     for (int round = 0; split < splits; round++) {
       auto& shares = b.s.attention_shares[round % kShares];
-      const int its = split + finished * mine.sharers, rows = ((position - (its << size) - base) >> kTileLog) + 1;
+      const int own_split = split + own_nth * assigned.sharers,
+                rows = ((position - (own_split << split_bits) - offset) >> kTileLog) + 1;
       const bool more = next_round();
-      if (from <= position) {
-        if (of_values) weigh(shares);
+      if (tile_start <= position) {
+        if (takes_values) weigh(shares);
         else score(shares);
       }
       if (more) take_tile();
       sync_compute<kComputeThreads>();
-      if (finished < together && its < splits) {
-        add<kTiles>(shares, finished << tiles, min(rows, 1 << tiles));
-        if (base == 0) {
+      if (own_nth < splits_at_once && own_split < splits) {
+        add<kTiles>(shares, own_nth << tile_bits, min(rows, 1 << tile_bits));
+        if (offset == 0) {
           if (splits == 1) {
-            hand_out();
+            publish_head();
             return true;
           }
           const float inv = inverse_of(sum);
-          publish(parts() + its * kPairs, __float_as_uint(value.x * inv), __float_as_uint(value.y * inv),
-                  __float_as_uint(best + log2_of(sum)), b.epoch);
-          best = -INFINITY, sum = 0.f, value = {};
+          publish(parts() + own_split * kPairs, __float_as_uint(value.x * inv), __float_as_uint(value.y * inv),
+                  __float_as_uint(max_score + log2_of(sum)), b.epoch);
+          max_score = -INFINITY, sum = 0.f, value = {};
         }
       }
     }
     return splits == 1;
   }
 
-  // A column's first block of a head weighs the splits together. A thread weighs 4 of them, then one thread the four.
-  __device__ __forceinline__ void weigh_splits() {
-    if (mine.sub || finished * kEach >= splits) return;
-    uint4 part[kEach];
-    uint32_t theirs = 0;
+  // A column's first block of a head combines the splits: each thread up to 4, then one thread what up to 4 threads
+  // made of theirs.
+  __device__ __forceinline__ void combine_splits() {
+    if (assigned.rank || own_nth * kCombined >= splits) return;
+    uint4 part[kCombined];
+    uint32_t missing = 0;
 #pragma unroll
-    for (int n = 0; n < kEach; n++) {
+    for (int n = 0; n < kCombined; n++) {
       part[n] = make_uint4(0, 0, __float_as_uint(-INFINITY), 0);
-      theirs |= (finished * kEach + n < splits) << n;
+      missing |= (own_nth * kCombined + n < splits) << n;
     }
-    const Packet* slots = parts() + finished * kEach * kPairs;
-    await_packets(part, theirs, [&](int n) { return slots + n * kPairs; }, b.epoch, b.patience);
+    const Packet* slots = parts() + own_nth * kCombined * kPairs;
+    await_packets(part, missing, [&](int n) { return slots + n * kPairs; }, b.epoch, b.patience);
 #pragma unroll
-    for (int n = 0; n < kEach; n++) best = fmaxf(best, __uint_as_float(part[n].z));
+    for (int n = 0; n < kCombined; n++) max_score = fmaxf(max_score, __uint_as_float(part[n].z));
 #pragma unroll
-    for (int n = 0; n < kEach; n++) {
-      const float weight = exp2_of(__uint_as_float(part[n].z) - best);
+    for (int n = 0; n < kCombined; n++) {
+      const float weight = exp2_of(__uint_as_float(part[n].z) - max_score);
       value.x = fmaf(weight, __uint_as_float(part[n].x), value.x);
       value.y = fmaf(weight, __uint_as_float(part[n].y), value.y), sum += weight;
     }
-    if (splits > kEach) {
-      const int teams = (splits + kEach - 1) / kEach;
+    if (splits > kCombined) {
+      const int holders = (splits + kCombined - 1) / kCombined;
       auto& shares = b.s.attention_shares[0];
-      sync_some(teams * kFinishers);  // all have read the shares
-      *reinterpret_cast<float2*>(&shares.row[finished][member][dim]) = value;
-      if (dim == 0) shares.stat[finished][member] = make_float2(best, sum);
-      sync_some(teams * kFinishers);
-      if (finished) return;
-      best = -INFINITY, sum = 0.f, value = {};
-      add<kSplits / kEach>(shares, 0, teams);
+      sync_some(holders * kFinishers);  // all have read the shares
+      *reinterpret_cast<float2*>(&shares.row[own_nth][own_query][dim]) = value;
+      if (dim == 0) shares.stat[own_nth][own_query] = make_float2(max_score, sum);
+      sync_some(holders * kFinishers);
+      if (own_nth) return;
+      max_score = -INFINITY, sum = 0.f, value = {};
+      add<kSplits / kCombined>(shares, 0, holders);
     }
-    hand_out();
+    publish_head();
   }
 
  private:
@@ -454,27 +481,27 @@ struct PagedAttention {
 
 // kv: of this layer and key-value head, page 0.
 template <class S, class B>
-__device__ __forceinline__ void attend_pages(B& b, const StackWeights& w, int index, const Assignment& mine,
+__device__ __forceinline__ void attend_pages(B& b, const StackWeights& w, int index, const Assignment& assigned,
                                              const Column* columns, bf16* kv, size_t page_stride) {
-  const Context<S> x(mine, columns, b.columns);
+  const Context<S> x(assigned, columns, b.columns);
   if (!x.any) return;
-  const int* pages = columns[mine.column].pages;
-  PagedAttention<S, B> attention(b, mine, x);
+  const int* pages = columns[assigned.column].pages;
+  PagedAttention<S, B> attention(b, assigned, x);
   attention.take_tile();
   attention.await_heads(
       w, index, [&](int p) { return kv + pages[p / kPagePositions] * page_stride + p % kPagePositions * kHeadDim; });
-  if (!attention.work_off()) attention.weigh_splits();
+  if (!attention.attend_splits()) attention.combine_splits();
 }
 
 // Await the heads of a column and leave them in its row of a table (see Tables). Each warp takes some.
 template <class S, class B>
 __device__ __forceinline__ void fill_heads(B& b, const StackWeights& w, int column, int position, bf16* row) {
   for (int head = b.warp; head < S::kHeads + 2 * S::kKvHeads; head += kWarps) {
-    const Four x = await_head<S>(b, w, 0, head, column, position);
-    uint2* const known = reinterpret_cast<uint2*>(row + head * kHeadDim) + b.lane;
+    const LaneDims x = await_head<S>(b, w, 0, head, column, position);
+    uint2* const dims = reinterpret_cast<uint2*>(row + head * kHeadDim) + b.lane;
     const uint2 high = rounded(x);
-    *known = high;
-    if (head < S::kHeads) known[S::kQkv / 4] = rest_of(x, high);
+    *dims = high;
+    if (head < S::kHeads) dims[S::kQkv / 4] = rest_of(x, high);
   }
 }
 
@@ -482,35 +509,37 @@ __device__ __forceinline__ void fill_heads(B& b, const StackWeights& w, int colu
 // rows: neighbouring columns from `position` on, with up to kQueries queries. kv: [2][kGroups][head_dim] of this layer,
 // this block's own. One warp awaits each head. Then four warps each do the softmax and a quarter of the dims.
 template <class S, class B>
-__device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int index, const Assignment& mine,
+__device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int index, const Assignment& assigned,
                                              int sequences, int rows, int position, bf16 (*kv)[kGroups][kHeadDim],
-                                             const bf16* known) {
+                                             const bf16* table_row) {
   constexpr int kHeads = S::kGroup + 2;  // of a row
   static_assert(2 * S::kGroup <= kQueries && kHeads == 4);
-  const int row = b.warp / kHeads, n = b.warp % kHeads, lane = b.lane;
-  const bool apart = mine.sharers >= S::kGroup;  // there is a block for each query head
-  if (mine.kv_head >= S::kKvHeads || mine.column >= sequences || row >= rows) return;
-  if (mine.sub >= (apart ? S::kGroup : 1)) return;
-  const int value = n - S::kGroup, column = mine.column * rows;
-  const int head = value < 0 ? mine.kv_head * S::kGroup + n : S::kHeads + value * S::kKvHeads + mine.kv_head;
-  if (value >= 0 || !apart || n == mine.sub) {
+  const int row = b.warp / kHeads, number = b.warp % kHeads, lane = b.lane;
+  const bool one_query = assigned.sharers >= S::kGroup;  // there is a block for each query head
+  if (assigned.kv_head >= S::kKvHeads || assigned.column >= sequences || row >= rows) return;
+  if (assigned.rank >= (one_query ? S::kGroup : 1)) return;
+  const int kv_index = number - S::kGroup;  // 0: the key, 1: the value; below: a query
+  const int column = assigned.column * rows;
+  const int head =
+      kv_index < 0 ? assigned.kv_head * S::kGroup + number : S::kHeads + kv_index * S::kKvHeads + assigned.kv_head;
+  if (kv_index >= 0 || !one_query || number == assigned.rank) {
     uint2 high, low{};
-    if (known) {
-      const uint2* const four = reinterpret_cast<const uint2*>(known + head * kHeadDim) + lane;
-      high = *four;
-      if (value < 0) low = four[S::kQkv / 4];
+    if (table_row) {
+      const uint2* const dims_of_head = reinterpret_cast<const uint2*>(table_row + head * kHeadDim) + lane;
+      high = *dims_of_head;
+      if (kv_index < 0) low = dims_of_head[S::kQkv / 4];
     } else {
-      const Four x = await_head<S>(b, w, index, head, column + row, position + row);
+      const LaneDims x = await_head<S>(b, w, index, head, column + row, position + row);
       high = rounded(x);
-      if (value < 0) low = rest_of(x, high);
+      if (kv_index < 0) low = rest_of(x, high);
     }
-    if (value < 0) store_query(b.s.attention, row * S::kGroup + n, high, low, lane);
-    else store_four(kv[value][position + row], high, lane, unit_place(position + row, lane / 2));
+    if (kv_index < 0) store_query(b.s.attention, row * S::kGroup + number, high, low, lane);
+    else store_dims(kv[kv_index][position + row], high, lane, unit_place(position + row, lane / 2));
   }
   sync_some(rows * kHeads * 32);
   if (row) return;
 
-  const int query = lane % 4, its_row = min(query / S::kGroup, rows - 1), last = position + its_row;
+  const int query = lane % 4, query_row = min(query / S::kGroup, rows - 1), last = position + query_row;
   Tile tile;
 #pragma unroll
   for (int i = 0; i < 8; i++) {
@@ -523,7 +552,7 @@ __device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int in
   const Softmax softmax(score, lane);
   // Of the values, this lane's 4 dims of positions 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
   uint2 part[4];
-  const int dims = n / 2 * 64 + lane / 4 * 8 + n % 2 * 4;
+  const int dims = number / 2 * 64 + lane / 4 * 8 + number % 2 * 4;
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     const int p = value_row(lane, j);
@@ -533,18 +562,18 @@ __device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int in
   float y[2][2];
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    const uint32_t which = i ? 0x7632 : 0x5410;
+    const uint32_t selector = i ? 0x7632 : 0x5410;
     float acc[4] = {};
-    mma_16x8x16(acc, __byte_perm(part[0].x, part[1].x, which), __byte_perm(part[0].y, part[1].y, which),
-                __byte_perm(part[2].x, part[3].x, which), __byte_perm(part[2].y, part[3].y, which), softmax.weights.x,
-                softmax.weights.y);
+    mma_16x8x16(acc, __byte_perm(part[0].x, part[1].x, selector), __byte_perm(part[0].y, part[1].y, selector),
+                __byte_perm(part[2].x, part[3].x, selector), __byte_perm(part[2].y, part[3].y, selector),
+                softmax.weights.x, softmax.weights.y);
     y[0][i] = acc[0] + acc[1], y[1][i] = acc[2] + acc[3];
   }
   const float inv = inverse_of(softmax.total());
-  if (query >= rows * S::kGroup || (apart && query % S::kGroup != mine.sub)) return;
-  publish(
-      b.x.attn + packet_index(((mine.kv_head * S::kGroup + query % S::kGroup) * kHeadDim + dims) / 4, column + its_row),
-      pack2(y[0][0] * inv, y[0][1] * inv), pack2(y[1][0] * inv, y[1][1] * inv), 0, b.epoch);
+  if (query >= rows * S::kGroup || (one_query && query % S::kGroup != assigned.rank)) return;
+  publish(b.x.attn + packet_index(((assigned.kv_head * S::kGroup + query % S::kGroup) * kHeadDim + dims) / 4,
+                                  column + query_row),
+          pack2(y[0][0] * inv, y[0][1] * inv), pack2(y[1][0] * inv, y[1][1] * inv), 0, b.epoch);
 }
 
 }  // namespace qmk

@@ -100,6 +100,7 @@ struct ModelDims {
   using Talker = TalkerStack;
   using Predictor = PredictorStack;
   static constexpr int kCodecVocab = CodecVocab, kCodes = CodeVocab;
+  static constexpr int kHeadRows = block_rows(CodecVocab), kCodeRows = block_rows(CodeVocab);  // of the heads
   static constexpr bool kAdapter = Talker::kHidden != Predictor::kHidden;
   static_assert(Predictor::kMaxLayers <= 5 && kAdapter <= (Talker::kHidden > Predictor::kHidden));
 };

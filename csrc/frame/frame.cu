@@ -22,7 +22,8 @@ __global__ void __launch_bounds__(kThreads, 1) frame_kernel(const __grid_constan
     set_registers<24, false>();
     ring.turn = tid / 32 - kWarps;
     if (ring.turn < kProducers && tid % 32 < (kBulkCopies ? 1 : 32)) {
-      F::produce(p, ring, patience, blockIdx.x, tid % 32);
+      Producer<Dims> producer{{}, p, ring, patience, static_cast<int>(blockIdx.x), tid % 32};
+      run_frame<Dims>(p, producer);
       patience.report();
     }
     return;
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(kThreads, 1) frame_kernel(const __grid_constan
                 static_cast<int>(blockIdx.x),
                 timed ? p.stage_ns : nullptr,
                 timed ? global_timer() : 0};
-  F::compute(p, b);
+  F{p, b}.compute();
   b.patience.report();
 }
 

@@ -108,7 +108,7 @@ class Launcher {
     for (int position = qmk::kFirstLookedUp; position < qmk::kGroups; position++)
       for (int first = 0; first < codes; first += qmk::kMostColumns) {
         qmk::FrameParams p = p_;
-        p.tables.filled = position, p.tables.first = first;
+        p.tables.fill = true, p.tables.position = position, p.tables.first_code = first;
         p.columns = std::min(qmk::kMostColumns, codes - first);
         launch(p, 1);
       }

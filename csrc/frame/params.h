@@ -78,10 +78,10 @@ struct Column {
 // are the same in every frame, behind norm and rope. The kernel fills the tables itself, at load, by the instructions
 // that they save.
 struct Tables {
-  bf16* heads;     // [positions][codes][qkv; what rounding left of q], or null: nothing is looked up
-  float* adapted;  // [positions][codes][predictor hidden] the adapter's output, where there is one
-  // Not 0: the launch only fills the rows of this position, of codes first, first + 1 ..., one a column.
-  int filled, first;
+  bf16* heads;               // [positions][codes][qkv; what rounding left of q], or null: nothing is looked up
+  float* adapted;            // [positions][codes][predictor hidden] the adapter's output, where there is one
+  int fill;                  // 1: the launch only fills rows of the tables, one a column: of this position
+  int position, first_code;  // and of codes first_code, first_code + 1, ...
 };
 
 // How fast a block asks memory for weights. What a phase frees at once would be megabytes on their way, and every

@@ -7,57 +7,58 @@
 namespace qmk {
 namespace {
 
-template <int Rows, int K, bool Fp8, class B>
-__device__ __forceinline__ void multiply(B& b) {
-  b.refresh();
-  Matvec<Rows, K, Fp8> m;
-  InputOf<K> zeros{};
-  m.template multiply<kSteps<K>>(b.ring, LateInput{[](int, auto&) {}}, 0, b.warp, b.lane, b.patience, zeros);
-#pragma unroll 1
-  for (int part = 1; part < m.kParts; part++) m.multiply_next(b.ring, b.warp, b.lane, b.patience, zeros);
-}
+template <class Dims>
+struct WeightsAlone : WeightSteps {
+  using T = typename Dims::Talker;
+  using P = typename Dims::Predictor;
+  const FrameParams& p;
+  Block<Dims>& b;
 
-template <class S, class B>
-__device__ __forceinline__ void multiply_layers(B& b, int layers, bool known = false) {
-  for (int index = 0; index < layers; index++) {
-    if (index || !known) multiply<S::kQkvRows, S::kHidden, S::kFp8>(b);
-    multiply<S::kHiddenRows, S::kQ, S::kFp8>(b);
-    multiply<S::kGateUpRows, S::kHidden, S::kFp8>(b);
-    multiply<S::kHiddenRows, S::kIntermediate, S::kFp8>(b);
+  __device__ __forceinline__ void talker() { multiply_layers<T>(p.talker.layers, false); }
+  __device__ __forceinline__ void codec_head() { multiply<Dims::kHeadRows, T::kHidden, kFp8CodecHead>(); }
+  __device__ __forceinline__ void adapter(const Pass&) { multiply<P::kHiddenRows, T::kHidden, false>(); }
+  __device__ __forceinline__ void predictor(const Pass& pass) {
+    if (pass.mode == PassMode::kFillsTables) multiply<P::kQkvRows, P::kHidden, P::kFp8>();
+    else multiply_layers<P>(p.predictor.layers, pass.mode == PassMode::kLookedUp);
   }
-}
+  __device__ __forceinline__ void lm_head(const Pass&) { multiply<Dims::kCodeRows, P::kHidden, kFp8LmHeads>(); }
 
-// In the order of Frame::produce.
+ private:
+  template <int Rows, int K, bool Fp8>
+  __device__ __forceinline__ void multiply() {
+    b.refresh();
+    Matvec<Rows, K, Fp8> m;
+    InputOf<K> zeros{};
+    m.template multiply<kSteps<K>>(b.ring, LateInput{[](int, auto&) {}}, 0, b.warp, b.lane, b.patience, zeros);
+#pragma unroll 1
+    for (int part = 1; part < m.kParts; part++) m.multiply_next(b.ring, b.warp, b.lane, b.patience, zeros);
+  }
+  template <class S>
+  __device__ __forceinline__ void multiply_layers(int layers, bool looked_up) {
+    for (int index = 0; index < layers; index++) {
+      if (index || !looked_up) multiply<S::kQkvRows, S::kHidden, S::kFp8>();
+      multiply<S::kHiddenRows, S::kQ, S::kFp8>();
+      multiply<S::kGateUpRows, S::kHidden, S::kFp8>();
+      multiply<S::kHiddenRows, S::kIntermediate, S::kFp8>();
+    }
+  }
+};
+
 template <class Dims>
 __device__ __forceinline__ void multiply_frame(const FrameParams& p, Block<Dims>& b) {
-  using F = Frame<Dims>;
-  using P = typename F::P;
-  constexpr int kHidden = F::T::kHidden;
-  if (!p.tables.filled) {
-    multiply_layers<typename F::T>(b, p.talker.layers);
-    multiply<F::kHeadRows, kHidden, kFp8CodecHead>(b);
-  }
-  for (int position = p.tables.filled; position < kGroups;) {
-    const bool known = F::looks_up(p, position);
-    if constexpr (Dims::kAdapter)
-      if (!known) multiply<P::kHiddenRows, kHidden, false>(b);
-    if (p.tables.filled) return multiply<P::kQkvRows, P::kHidden, P::kFp8>(b);
-    multiply_layers<P>(b, p.predictor.layers, known);
-    position += F::rows_at(position, p.columns);
-    if (position > 1) multiply<F::kCodeRows, P::kHidden, kFp8LmHeads>(b);
-  }
+  WeightsAlone<Dims> alone{{}, p, b};
+  run_frame<Dims>(p, alone);
 }
-
 template <>
-__device__ __forceinline__ void Frame<DimsDemo>::compute(const FrameParams& p, Block<DimsDemo>& b) {
+__device__ __forceinline__ void Frame<DimsDemo>::compute() {
   multiply_frame(p, b);
 }
 template <>
-__device__ __forceinline__ void Frame<Dims06>::compute(const FrameParams& p, Block<Dims06>& b) {
+__device__ __forceinline__ void Frame<Dims06>::compute() {
   multiply_frame(p, b);
 }
 template <>
-__device__ __forceinline__ void Frame<Dims17>::compute(const FrameParams& p, Block<Dims17>& b) {
+__device__ __forceinline__ void Frame<Dims17>::compute() {
   multiply_frame(p, b);
 }
 
