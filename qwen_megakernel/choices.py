@@ -58,6 +58,9 @@ ENDINGS = (*FORMATS, *MPEG4)
 
 OUT = "out.wav"  # the command line's output file
 
+AUDIOBOOK = "qwen-audiobook (in the checkout: pip install -e packages/audiobook)"
+"""The package for books, as messages name it."""
+
 PLAYERS = {
     "aplay": (["-q"], {".wav"}),
     "paplay": ([], {".wav", ".flac", ".ogg"}),

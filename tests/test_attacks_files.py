@@ -37,8 +37,8 @@ from qwen_megakernel.checkpoint.json_object import JsonObject, read_json
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.synthetic_config import codec_config
 from qwen_megakernel.commands.batch_input import read_lines
-from qwen_megakernel.commands.book_source import read_source
 from qwen_megakernel.commands.manifest import Manifest
+from qwen_megakernel.commands.text_input import read_text
 from qwen_megakernel.model.audio_file import check_file, read_file
 from qwen_megakernel.model.voice import Voice, VoiceEncoder
 from qwen_megakernel.trust import verdicts
@@ -73,7 +73,7 @@ READERS = {
     "recording's sound": (read_file, "me.wav", AudioError),
     "batch": (lambda path: list(read_lines(str(path), "text")), "in.txt", RequestError),
     "manifest": (lambda path: Manifest(path.parent), "manifest.jsonl", RequestError),
-    "book": (lambda path: read_source(str(path)), "book.md", RequestError),
+    "text": (lambda path: read_text(str(path)), "text.md", RequestError),
 }
 
 
