@@ -421,7 +421,7 @@ def is_code(words: str) -> bool:
 
 def test_what_troubleshooting_quotes_is_said_somewhere():
     """In `type`, with … for what differs; what is neither ours nor code is Pipecat's or uvicorn's."""
-    ours = words_of(*(ROOT / "qwen_megakernel").rglob("*.py"))
+    ours = words_of(*(ROOT / "qwen_megakernel").rglob("*.py"), *ROOT.glob("packages/*/*_*/**/*.py"))
     others = ("pipecat.services.tts_service", "pipecat.pipeline.worker")
     others += ("uvicorn.protocols.websockets.websockets_sansio_impl",)
     theirs = words_of(*(Path(importlib.util.find_spec(module).origin) for module in others))

@@ -107,7 +107,7 @@ def rows(extras: tuple[str, ...]) -> dict[str, tuple[str | None, str]]:
     """Package -> its licence, None if it is not installed; and what it comes with."""
     always = brought_by(PACKAGE)
     parts = {f"`[{extra}]`": brought_by(PACKAGE, extra) - always for extra in extras}
-    parts[f"`{BOOKS}`"] = brought_by(BOOKS) - always
+    parts[f"`{BOOKS}`"] = brought_by(BOOKS, "m4b") - always
     names = sorted(always.union(*parts.values()))
     comes_with = {name: ", ".join(part for part in parts if name in parts[part]) for name in names}
     founds = {name: installed(name) for name in names}

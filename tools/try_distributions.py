@@ -11,6 +11,7 @@ takes PyTorch's own CPU builds.
 import argparse
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -39,8 +40,8 @@ ENTRANCES = {
 """Extra -> what is imported with it alone."""
 READ = {"de": ("Es kostet 5 €.", "Es kostet fünf Euro."), "en": ("It is 5 km.", "It is five kilometers.")}
 """Language -> a sentence, and what spoken-text makes of it."""
-COLD_S = 0.3
-"""Seconds within which it reads one, from the start of a process."""
+COLD_S = 0.5
+"""CPU seconds that it may take for one, with the start of the process: 0.2 where little else runs."""
 BOOK = "---\ntitle: Mine\n---\n# One\n\nHello.\n\n# Two\n\nIt is late.\n"
 HAS_GPU = shutil.which("nvidia-smi") is not None
 PATIENCE_S = 120
@@ -144,13 +145,19 @@ def serves(place: Place) -> None:
     check_sound(place.folder / "served.wav")
 
 
+def children_s() -> float:
+    """CPU seconds of all processes that this one started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def reads(place: Place) -> float:
-    """spoken-text, without torch. Returns the seconds of the quickest process."""
+    """spoken-text, without torch. Returns the CPU seconds of the quickest process."""
     took = []
     for language, (written, spoken) in [*READ.items()] * 3:
-        began = time.monotonic()
+        before = children_s()
         said = place.run(place.bin / "python", "-m", "spoken_text", "--language", language, written)
-        took.append(time.monotonic() - began)
+        took.append(children_s() - before)
         assert said.strip() == spoken, said
     assert not list(place.bin.parent.glob("lib/*/site-packages/torch")), "spoken-text brought torch"
     assert min(took) < COLD_S, f"it read a sentence in {min(took):.2f} s, not in {COLD_S}"
@@ -196,7 +203,7 @@ def try_python(python: str, wheel: Path, sdist: Path, folder: Path) -> Iterator[
     text, books = one(DIST, "spoken_text-*.whl"), one(DIST, "qwen_audiobook-*.whl")
     alone = Place(folder / "text", python)
     alone.uv(text)
-    yield f"{text.name} by uv: {alone.size()}; a sentence in {reads(alone):.2f} s"
+    yield f"{text.name} by uv: {alone.size()}; a sentence in {reads(alone):.2f} CPU seconds"
 
     by_pip = Place(folder / "wheel", python)
     get_torch(by_pip)
