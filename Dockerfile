@@ -32,7 +32,7 @@ COPY image/build.txt image/${VARIANT}.txt ./
 RUN python3 -m venv /opt/venv \
  && pip install --no-cache-dir --no-compile --require-hashes --requirement build.txt \
  && pip install --no-cache-dir --no-compile --require-hashes --no-build-isolation --requirement "$VARIANT.txt"
-COPY dist/qwen_megakernel-*.whl ./
+COPY dist/qwen_megakernel-*.whl dist/spoken_text-*.whl ./
 RUN pip install --no-cache-dir --no-compile --no-deps --no-index ./*.whl \
  && pip check \
  && pip uninstall --yes pip

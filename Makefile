@@ -21,6 +21,9 @@ CPU_TORCH := $(shell nvidia-smi -L >/dev/null 2>&1 || echo constraints-cpu.txt)
 PINNED = PIP_CONSTRAINT="constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=constraints.txt
 # Most of what is installed is never imported: Python compiles the rest when it is.
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+# All that is built here: the main package, and the packages beside it.
+PACKAGES := $(wildcard packages/*/pyproject.toml)
+PROJECTS := . $(dir $(PACKAGES) $(wildcard integrations/*/pyproject.toml))
 PYTHON_IS_NEW := "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 
 .DEFAULT_GOAL := help
@@ -115,11 +118,11 @@ format: $(VENV)/.installed ## Write | ruff and clang-format mend imports and lay
 	$(BIN)/ruff format .
 	find csrc -name "*.c*" -o -name "*.h" | xargs $(BIN)/clang-format -i
 
-# Source distribution and wheel of the package, and of each package in integrations/, in dist/: a wheel is made of what its
-# source distribution holds.
+# Source distribution and wheel of the main package, and of each in packages/ and integrations/, in dist/: a wheel is made of
+# what its source distribution holds.
 dist: $(RELEASE)/.installed ## Release | sources and wheels of all packages, in dist/
 	rm -rf dist
-	for project in . $(dir $(wildcard integrations/*/pyproject.toml)); do \
+	for project in $(PROJECTS); do \
 		$(RELEASE)/bin/python -m build --no-isolation --outdir dist $$project || exit; \
 	done
 	$(RELEASE)/bin/twine check --strict dist/*
@@ -131,7 +134,8 @@ test-dist: $(RELEASE)/.installed ## Release | install dist/ in empty folders wit
 sbom: $(RELEASE)/.installed ## Release | list what the wheel brings with its extras, as CycloneDX
 	rm -rf $(RELEASE)/sbom
 	$(RELEASE)/bin/uv venv --quiet --python $(PYTHON) $(RELEASE)/sbom
-	$(RELEASE)/bin/uv pip install --quiet --python $(RELEASE)/sbom/bin/python $(addprefix --constraints ,$(CPU_TORCH)) \
+	$(RELEASE)/bin/uv pip install --quiet --python $(RELEASE)/sbom/bin/python --find-links dist \
+		$(addprefix --constraints ,$(CPU_TORCH)) \
 		"$$(ls dist/qwen_megakernel-*.whl)[serve,wyoming,bot,ray]"
 	$(RELEASE)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
 		--output-file sbom.cdx.json $(RELEASE)/sbom/bin/python
@@ -147,17 +151,17 @@ $(RELEASE)/.installed: Makefile
 		check-wheel-contents==0.6.3 uv==0.13.9 cyclonedx-bom==7.5.0 pip-audit==2.10.1 zizmor==1.32.0
 	@touch $@
 
-wheel: $(VENV)/.installed ## Release | the wheel of this package alone, in dist/
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+wheel: $(VENV)/.installed ## Release | the wheels that the container image installs, in dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist . packages/spoken-text
 
 # What the container image installs, with hashes: versions of constraints.txt, for Python 3.11 and newer. TORCH_CPU: where
 # uv finds torch's CPU builds, PyTorch's own index by default. Versions that constraints.txt lacks (CUDA) stay as they are;
 # delete a file to renew them.
 TORCH_CPU ?= --torch-backend cpu
 COMPILE = $(IMAGE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
-	--constraints constraints.txt --custom-compile-command "make lock"
+	--constraints constraints.txt --find-links dist --no-emit-package spoken-text --custom-compile-command "make lock"
 SERVER = --constraints constraints-cpu.txt --extra serve --extra wyoming pyproject.toml
-lock: $(IMAGE)/.installed ## Release | renew what the container image installs, with hashes
+lock: $(IMAGE)/.installed wheel ## Release | renew what the container image installs, with hashes
 	$(COMPILE) image/build.in --output-file image/build.txt
 	$(COMPILE) $(SERVER) image/cuda.in --output-file image/cuda.txt
 	$(COMPILE) $(SERVER) $(TORCH_CPU) --output-file image/cpu.txt
@@ -176,16 +180,16 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # What a stamp stands for: the demo, the demo as a voice bot, development (which covers both), Ray.
-$(VENV)/.installed-demo: pyproject.toml constraints.txt constraints-cpu.txt | $(VENV)/bin/python
+$(VENV)/.installed-demo: pyproject.toml $(PACKAGES) constraints.txt constraints-cpu.txt | $(VENV)/bin/python
 	$(PINNED) $(BIN)/python $(INSTALL) -e packages/spoken-text -e ".[pipecat]"
 	@touch $@
 
-$(VENV)/.installed-bot: pyproject.toml constraints.txt constraints-cpu.txt | $(VENV)/bin/python
+$(VENV)/.installed-bot: pyproject.toml $(PACKAGES) constraints.txt constraints-cpu.txt | $(VENV)/bin/python
 	$(PINNED) $(BIN)/python $(INSTALL) -e packages/spoken-text -e ".[bot]"
 	@touch $@ $(VENV)/.installed-demo
 
-$(VENV)/.installed: pyproject.toml constraints.txt constraints-cpu.txt | $(VENV)/bin/python
-	$(PINNED) $(BIN)/python $(INSTALL) -e packages/spoken-text -e ".[dev]"
+$(VENV)/.installed: pyproject.toml $(PACKAGES) constraints.txt constraints-cpu.txt | $(VENV)/bin/python
+	$(PINNED) $(BIN)/python $(INSTALL) -e packages/spoken-text -e ".[dev]" -e packages/audiobook
 	@# Tests start many processes. Some package holds a file for a newer Python, which does not compile.
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $@ $(VENV)/.installed-demo $(VENV)/.installed-bot
@@ -195,7 +199,7 @@ $(VENV)/.installed-ray: $(VENV)/.installed
 	@touch $@
 
 # The oldest Pipecat asks for older versions of two packages than the tested ones.
-$(COMPAT)/.installed: pyproject.toml constraints.txt constraints-cpu.txt Makefile
+$(COMPAT)/.installed: pyproject.toml $(PACKAGES) constraints.txt constraints-cpu.txt Makefile
 	$(PYTHON) -m venv $(COMPAT)
 	grep -Ev "^(pipecat-ai|pillow|onnxruntime)==" constraints.txt > $(COMPAT)/constraints.txt
 	PIP_CONSTRAINT="$(COMPAT)/constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=constraints.txt \
@@ -203,14 +207,14 @@ $(COMPAT)/.installed: pyproject.toml constraints.txt constraints-cpu.txt Makefil
 	@touch $@
 
 # Its versions are those of the clients: they ask for newer ones of some packages than the tested ones.
-$(CLIENTS)/.installed: pyproject.toml constraints-cpu.txt Makefile
+$(CLIENTS)/.installed: pyproject.toml $(PACKAGES) constraints-cpu.txt Makefile
 	$(PYTHON) -m venv $(CLIENTS)
 	PIP_CONSTRAINT="$(CPU_TORCH)" $(CLIENTS)/bin/python $(INSTALL) -e packages/spoken-text -e ".[test-clients]"
 	command -v npm > /dev/null && npm install --silent --prefix $(CLIENTS) openai@6 || echo "no npm: OpenAI's Node client is not tested"
 	@touch $@
 
 # Environments of others' programs, with the versions that those were tested with.
-$(ORACLE)/.installed: pyproject.toml Makefile
+$(ORACLE)/.installed: pyproject.toml $(PACKAGES) Makefile
 	$(PYTHON) -m venv $(ORACLE)
 	$(ORACLE)/bin/python $(INSTALL) torch==2.13.0 transformers==5.15.1 \
 		librosa einops accelerate onnxruntime peft==0.21.2 -e packages/spoken-text -e .

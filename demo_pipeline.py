@@ -64,7 +64,7 @@ from pipecat.workers.runner import WorkerRunner
 
 from qwen_megakernel import TTSEngine, TTSError, bot_page
 from qwen_megakernel.choices import DEMO, DEMO_NOTICE, OUT, PUBLISHED
-from qwen_megakernel.commands.idle import refuse_idle
+from qwen_megakernel.commands.idle import RULES, refuse_idle
 from qwen_megakernel.commands.options import (
     check_voice,
     engine_options,
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         make_stt(args)  # wrong options are told now, not to the first caller
         voice_options(args, "demo")
-        refuse_idle(args, parser, "demo")
+        refuse_idle(args, parser, RULES["demo"])
         if not args.bot:
             speak(args)
         elif args.local_audio:

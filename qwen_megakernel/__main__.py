@@ -25,12 +25,12 @@ def _end(*_args: object) -> None:
 
 def main() -> int:
     end_at_interrupt(True)
-    from qwen_megakernel.cli import function_of, parse, run
+    from qwen_megakernel.cli import function_of, parse, rules_of, run
 
     args = parse()
     function = function_of(args)
     end_at_interrupt(False)
-    return run(args, function)
+    return run(args, function, rules_of(args))
 
 
 if __name__ == "__main__":

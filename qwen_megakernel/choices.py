@@ -62,6 +62,9 @@ SOCKET_PATH = "/v1/audio/speech/socket"
 """Where a server takes text in pieces, in contexts, over a WebSocket."""
 MOST_CONTEXT_NAME = 64  # characters of the name of such a context
 
+AUDIOBOOK = "qwen-audiobook (in the checkout: pip install -e packages/audiobook)"
+"""The package for books, as messages name it."""
+
 PLAYERS = {
     "aplay": (["-q"], {".wav"}),
     "paplay": ([], {".wav", ".flac", ".ogg"}),

@@ -6,7 +6,7 @@ A command's code is imported once it runs, so that help, versions and words abou
 import argparse
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -22,22 +22,18 @@ from qwen_megakernel.choices import (
     VARIANTS,
     VERIFIED_FRAMES,
 )
-from qwen_megakernel.commands.book_lines import FOOTNOTES
-from qwen_megakernel.commands.idle import refuse_idle
+from qwen_megakernel.commands.idle import RULES, Idle, refuse_idle
 from qwen_megakernel.commands.options import (
-    SENTENCE_S,
     WEIGHTS_CHOICES,
     WEIGHTS_HELP,
     CommandParser,
     add_command,
     add_engine_options,
-    add_output_options,
+    add_reading_options,
     add_recordings,
     add_server_options,
     add_voice_options,
     an_integer,
-    loudness_of,
-    pauses_of,
     shown,
     told,
     weights_of,
@@ -53,7 +49,7 @@ class _Printable(logging.Formatter):
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    return run(args, function_of(args))
+    return run(args, function_of(args), rules_of(args))
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -66,14 +62,20 @@ def function_of(args: argparse.Namespace) -> Callable[[argparse.Namespace], int]
     return getattr(import_module(f"qwen_megakernel.commands.{module}"), name)
 
 
-def run(args: argparse.Namespace, function: Callable[[argparse.Namespace], int]) -> int:
-    """Run a command, and tell errors in a line. Returns the process's exit code."""
+def rules_of(args: argparse.Namespace) -> Sequence[Idle]:
+    """When options of the command would change nothing."""
+    return RULES.get(args.run.partition(":")[2], ())
+
+
+def run(args: argparse.Namespace, function: Callable[[argparse.Namespace], int], rules: Sequence[Idle]) -> int:
+    """Run a command, and tell errors in a line. `rules`: when its options would change nothing. Returns the process's
+    exit code."""
     try:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_Printable("%(message)s"))
         logging.basicConfig(handlers=[handler])
         logging.getLogger("qwen_megakernel").setLevel(logging.DEBUG if args.verbose else logging.INFO)
-        refuse_idle(args, args.parser, args.run.partition(":")[2])
+        refuse_idle(args, args.parser, rules)
         return function(args)
     except TTSError as error:
         print(told(error, args), file=sys.stderr)
@@ -99,36 +101,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_speak(commands: argparse._SubParsersAction) -> None:
     speak = add_command(commands, "speak", "speak:speak", "text in, sound out")
-    text = speak.add_mutually_exclusive_group()
-    text.add_argument("--text", help="what to say")
-    about = "read the text, Markdown or EPUB of this file, or - for standard input"
-    text.add_argument("--file", metavar="PATH", help=about)
-    add_output_options(speak)
-    speak.add_argument("--keep-partial", action="store_true", help="after an interrupt, keep what was said so far")
-    _add_book_options(speak)
-    add_engine_options(speak, without=("max_queue", "queue_timeout"), max_streams=None)
-    add_voice_options(speak, "speak")
-    speak.add_argument("--save-voice", metavar="PATH", help="save the voice of --ref-audio, for --voice and `serve`")
-    speak.add_argument("--stream", action="store_true", help="print when each chunk came")
+    add_reading_options(speak, "text", "--voice")
     speak.add_argument("--list-speakers", action="store_true", help="print the model's speakers and languages")
-
-
-def _add_book_options(parser: argparse._ActionsContainer) -> None:
-    pauses = ",".join(f"{SENTENCE_S * times:g}" for times in (1, 2, 4))
-    about = f"seconds of silence between pieces of a long text; default: {pauses}"
-    parser.add_argument(
-        "--pause", metavar="SENTENCE[,PARAGRAPH[,CHAPTER]]", type=pauses_of, default=pauses_of(pauses), help=about
-    )
-    parser.add_argument("--split", choices=("chapters",), help="write a file for each chapter, such as out-01.wav")
-    parser.add_argument("--subtitles", metavar="PATH", help="write sentences and their times to this .srt or .vtt file")
-    parser.add_argument("--speakers", action="store_true", help='a line that begins with "[ada] " is spoken by ada')
-    parser.add_argument("--voices", metavar="DIR", type=Path, help="saved voices for --speakers and --voice (Base)")
-    about = "leave footnotes out, or read them at their chapter's end; default: %(default)s"
-    parser.add_argument("--footnotes", choices=FOOTNOTES, default=FOOTNOTES[0], help=about)
-    parser.add_argument("--title", help="the book's title for the files' tags; default: the text's own")
-    parser.add_argument("--author", help="the book's author for the files' tags; default: the text's own")
-    about = "give every piece this loudness, such as -19"
-    parser.add_argument("--loudness", metavar="LUFS", type=loudness_of, help=about)
 
 
 def _add_batch(commands: argparse._SubParsersAction) -> None:

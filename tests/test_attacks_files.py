@@ -39,13 +39,14 @@ from qwen_megakernel.checkpoint.json_object import JsonObject, read_json
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.synthetic_config import codec_config
 from qwen_megakernel.commands.batch_input import read_lines
-from qwen_megakernel.commands.book_source import read_source
 from qwen_megakernel.commands.manifest import Manifest
+from qwen_megakernel.commands.text_input import read_text
 from qwen_megakernel.model.audio_file import check_file, read_file
 from qwen_megakernel.model.voice import Voice, VoiceEncoder
 from qwen_megakernel.trust import verdicts
 from qwen_megakernel.trust.verdicts import FramePart, Key, Part, Verdict
 from spoken_text import lexicon
+from spoken_text.files import read_file as read_any
 
 
 @contextlib.contextmanager
@@ -75,7 +76,7 @@ READERS = {
     "recording's sound": (read_file, "me.wav", AudioError),
     "batch": (lambda path: list(read_lines(str(path), "text")), "in.txt", RequestError),
     "manifest": (lambda path: Manifest(path.parent), "manifest.jsonl", RequestError),
-    "book": (lambda path: read_source(str(path)), "book.md", RequestError),
+    "text": (lambda path: read_text(str(path)), "text.md", RequestError),
 }
 
 
@@ -131,8 +132,8 @@ def test_what_is_larger_than_allowed_is_not_read(tmp_path):
         file.truncate(10**12)  # with holes: it takes no room
     with pytest.raises(CheckpointError, match="1048576 .*1000000000000"):
         read_json(path)
-    with pytest.raises(OSError, match="at most 10 bytes"):
-        files.read_file("/proc/self/maps", "a list", 10)  # it states no size
+    with pytest.raises(OSError, match="has at most 10 bytes"):
+        read_any("/proc/self/maps", "a list", 10)  # it states no size
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 5000, 5, None, b"x\0", ["x"]])

@@ -26,6 +26,8 @@ from recipe import MADE, follow, suited
 from serving import running
 from waiting import until
 
+import qwen_audiobook.cli as audiobook
+from qwen_audiobook.command import narrate_book
 from qwen_megakernel import TTSEngine, cli
 from qwen_megakernel.checkpoint.load import Checkpoint, find_cached
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
@@ -114,6 +116,10 @@ def options_of(script: Path) -> set[str]:
 def options_of_commands() -> dict[str, set[str]]:
     """Of a command with commands of its own, all of theirs too."""
     return {name: options_within(parser) for name, parser in commands_of(cli._parser()).items()}
+
+
+def options_of_books() -> set[str]:
+    return options_within(audiobook.make_parser())
 
 
 def options_within(parser: argparse.ArgumentParser) -> set[str]:
@@ -246,7 +252,7 @@ def test_command_lines_are_read_by_the_real_parsers_and_run_where_they_can(
             check(command)
             if not is_run(command):
                 continue
-            if command[0] == "qwen-megakernel" or shutil.which(command[0]):
+            if command[0].startswith("qwen-") or shutil.which(command[0]):
                 run(command)
             else:
                 missing.add(command[0])
@@ -260,6 +266,8 @@ def check(command: list[str]) -> None:
     first, *rest = command
     if first == "qwen-megakernel":
         cli._parser().parse_args(rest)
+    elif first == "qwen-audiobook":
+        audiobook.parse(rest)
     elif first == "python":
         given = {word for word in rest if word.startswith("--")}
         known = options_of(ROOT / rest[0]).union(*(options_of(Path(module.__file__)) for module in (demo, options)))
@@ -281,6 +289,8 @@ def check(command: list[str]) -> None:
 def run(command: list[str]) -> None:
     if command[0] == "qwen-megakernel":
         assert cli.main(command[1:]) == 0, command
+    elif command[0] == "qwen-audiobook":
+        assert cli.run(audiobook.parse(command[1:]), narrate_book, audiobook.RULES) == 0, command
     else:
         subprocess.run([*command, "--fail", "--silent", "--show-error"], check=True, timeout=60)
     for word, file in zip(command, command[1:], strict=False):
@@ -313,7 +323,7 @@ def test_what_is_not_run_is_there():
 
 def test_commands_and_options_within_sentences_exist():
     by_command = options_of_commands()
-    known = set().union(*by_command.values(), FOREIGN_OPTIONS)
+    known = options_of_books().union(*by_command.values(), FOREIGN_OPTIONS)
     known |= options_of(PIPECAT_RUNNER).union(*map(options_of, [Path(demo.__file__), *ROOT.glob("benchmarks/*.py")]))
     for name in GUIDES:
         for span in SPAN.findall(FENCE.sub("", TEXTS[name])):
@@ -419,7 +429,7 @@ def is_code(words: str) -> bool:
 
 def test_what_troubleshooting_quotes_is_said_somewhere():
     """In `type`, with … for what differs; what is neither ours nor code is Pipecat's or uvicorn's."""
-    ours = words_of(*(ROOT / "qwen_megakernel").rglob("*.py"))
+    ours = words_of(*(ROOT / "qwen_megakernel").rglob("*.py"), *ROOT.glob("packages/*/*_*/**/*.py"))
     others = ("pipecat.services.tts_service", "pipecat.pipeline.worker")
     others += ("uvicorn.protocols.websockets.websockets_sansio_impl",)
     theirs = words_of(*(Path(importlib.util.find_spec(module).origin) for module in others))

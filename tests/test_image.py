@@ -23,9 +23,13 @@ from qwen_megakernel.server.guard import OPEN
 from qwen_megakernel.server.options import ServerOptions
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT, TEXT = (
+    tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for folder in ("", "packages/spoken-text")
+)
 EXTRAS = PROJECT["optional-dependencies"]
-SERVER = [Requirement(line) for line in PROJECT["dependencies"] + EXTRAS["serve"] + EXTRAS["wyoming"]]
+LINES = PROJECT["dependencies"] + EXTRAS["serve"] + EXTRAS["wyoming"] + TEXT["dependencies"]
+SERVER = [needed for needed in map(Requirement, LINES) if needed.name != TEXT["name"]]  # of others
 CACHE = "/home/tts/cache"
 ENTRY = re.compile(r"^([a-z0-9-]+)==(\S+)( ; .+)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n", re.M)
 LINUX = {"sys_platform": "linux", "os_name": "posix", "platform_system": "Linux", "implementation_name": "cpython"}
@@ -132,10 +136,10 @@ def test_base_images_and_python_packages_are_pinned_by_hash():
     assert len(installs) == 3 and all("--require-hashes" in line or "--no-deps --no-index" in line for line in installs)
 
 
-def test_the_image_is_built_from_nothing_but_the_wheel_and_the_locks():
+def test_the_image_is_built_from_nothing_but_our_wheels_and_the_locks():
     assert text(".dockerignore").split() == ["*", "!dist/*.whl", "!image/*.txt"]
     copied = {word for line in dockerfile("COPY") if "--from" not in line for word in line.split()[:-1]}
-    assert copied == {"image/build.txt", "image/${VARIANT}.txt", "dist/qwen_megakernel-*.whl"}
+    assert copied == {"image/build.txt", "image/${VARIANT}.txt", "dist/qwen_megakernel-*.whl", "dist/spoken_text-*.whl"}
 
 
 def test_the_dockerfile_says_what_the_server_takes():

@@ -4,11 +4,14 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib import import_module
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import qwen_megakernel
 
@@ -80,6 +83,23 @@ def test_imports_go_one_way(name):
         assert imported != "asyncio" or folder in ("pipecat", "server") or name in ASYNC, imported
 
 
+ALSO = {"spoken_text": set(), "qwen_megakernel": {"spoken_text"}, "qwen_audiobook": {"spoken_text", "qwen_megakernel"}}
+"""Our packages, and which others each may import."""
+
+
+@pytest.mark.parametrize("package", ALSO)
+def test_packages_import_one_way(package):
+    """What a package imports of ours is also what it says it needs."""
+    (folder,) = (path for path in (PACKAGE, *ROOT.glob(f"packages/*/{package}")) if path.name == package)
+    paths = list(folder.rglob("*.py"))
+    roots = {name.partition(".")[0] for path in paths for name in imports_of(path)}
+    assert paths and roots & ALSO.keys() - {package} == ALSO[package]
+    needed = tomllib.loads((folder.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    names = {Requirement(line).name.replace("-", "_") for line in needed}
+    assert names & ALSO.keys() == ALSO[package]
+    assert package != "spoken_text" or not roots & {"torch", "numpy", "transformers"}
+
+
 def test_sub_packages_are_folders_and_nothing_more():
     folders = [path.parent for path in PACKAGE.glob("*/__init__.py")]
     assert {path.name for path in folders} == {name.split("/")[0] for name in printed_layers() if "/" in name}
@@ -107,10 +127,10 @@ def test_public_import_paths_lead_to_the_same_objects(name):
 
 def test_the_public_names_are_what_can_be_imported():
     errors = (name for name, kind in vars(import_module("qwen_megakernel.errors")).items() if isinstance(kind, type))
-    homes = qwen_megakernel._MODULES | dict.fromkeys(errors, "errors")
+    homes = qwen_megakernel._MODULES | dict.fromkeys(errors, ".errors")
     assert set(homes) == set(qwen_megakernel.__all__) <= set(dir(qwen_megakernel))
     for name, module in homes.items():
-        assert getattr(qwen_megakernel, name) is getattr(import_module(f"qwen_megakernel.{module}"), name)
+        assert getattr(qwen_megakernel, name) is getattr(import_module(module, "qwen_megakernel"), name)
     with pytest.raises(AttributeError, match="Vioce"):
         _ = qwen_megakernel.Vioce
 
@@ -119,7 +139,7 @@ def test_type_checkers_see_the_names_where_they_are():
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.asname: node.module for node in block.body for alias in node.names}
-    assert seen == {name: f"qwen_megakernel.{module}" for name, module in qwen_megakernel._MODULES.items()}
+    assert seen == {name: resolve_name(home, "qwen_megakernel") for name, home in qwen_megakernel._MODULES.items()}
 
 
 def test_importing_touches_no_gpu_and_no_transformers():

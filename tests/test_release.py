@@ -12,12 +12,15 @@ import audit
 import pytest
 import release
 import yaml
+from packaging.requirements import Requirement
 
 import qwen_megakernel
+import spoken_text
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+MAIN, MORE = "qwen_megakernel/__init__.py", "packages/spoken-text/spoken_text/__init__.py"
 PACKAGE = '"""A package."""\n\n__version__ = "1.2.3"\n'
 CHANGELOG = "# Changelog\n\n## [1.2.3] - 2026-01-02\n\n### Added\n\n- A thing.\n\n## [1.2.2] - 2026-01-01\n\n- Old.\n"
 
@@ -26,15 +29,15 @@ CHANGELOG = "# Changelog\n\n## [1.2.3] - 2026-01-02\n\n### Added\n\n- A thing.\n
 
 
 def test_the_notes_of_a_release_are_its_part_of_the_changelog():
-    assert release.notes("v1.2.3", PACKAGE, CHANGELOG) == "### Added\n\n- A thing."
+    assert release.notes("v1.2.3", {MAIN: PACKAGE, MORE: PACKAGE}, CHANGELOG) == "### Added\n\n- A thing."
 
 
 @pytest.mark.parametrize(
     "tag, changes, expected",
     [
         ("1.2.3", {}, "expected a tag such as v1.2.3"),
-        ("v1.2.4", {}, "the tag is v1.2.4, but __version__ is 1.2.3"),
-        ("v1.2.3", {'__version__ = "1.2.3"': ""}, "but __version__ is None"),
+        ("v1.2.4", {}, f"the tag is v1.2.4, but __version__ of {MAIN} is 1.2.3"),
+        ("v1.2.3", {'__version__ = "1.2.3"': ""}, f"but __version__ of {MAIN} is None"),
         ("v1.2.3", {"## [1.2.3] - 2026-01-02": "## [Unreleased]"}, "CHANGELOG.md begins with [Unreleased]"),
         ("v1.2.3", {"## [1.2.3] - 2026-01-02\n": "## [1.2.4] - 2026-01-02\n"}, "CHANGELOG.md begins with [1.2.4]"),
         ("v1.2.3", {" - 2026-01-02": ""}, "has no date"),
@@ -46,7 +49,26 @@ def test_a_version_that_is_named_in_two_ways_is_not_released(tag, changes, expec
     for old, new in changes.items():
         package, changelog = package.replace(old, new), changelog.replace(old, new)
     with pytest.raises(release.NotReadyError, match=re.escape(expected)):
-        release.notes(tag, package, changelog)
+        release.notes(tag, {MAIN: package}, changelog)
+
+
+def test_all_packages_must_have_the_tags_version():
+    packages = {MAIN: PACKAGE, MORE: PACKAGE.replace("1.2.3", "1.2.2")}
+    with pytest.raises(release.NotReadyError, match=f"the tag is v1.2.3, but __version__ of {MORE} is 1.2.2"):
+        release.notes("v1.2.3", packages, CHANGELOG)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("packages/*/pyproject.toml")), ids=lambda path: path.parent.name)
+def test_packages_need_versions_of_each_other_that_there_are(path):
+    """Each names a range below the next minor version, which the version in this checkout fits."""
+    project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    versions = {"qwen-megakernel": qwen_megakernel.__version__, "spoken-text": spoken_text.__version__}
+    for needed in map(Requirement, PROJECT["dependencies"] + project["dependencies"]):
+        if version := versions.get(needed.name):
+            assert needed.specifier.contains(version) and not needed.specifier.contains("1.0"), needed
+    assert project["requires-python"] == PROJECT["requires-python"] and project["license"] == PROJECT["license"]
+    assert (path.parent / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert (path.parent / project["name"].replace("-", "_") / "py.typed").exists()
 
 
 def test_the_newest_version_of_the_changelog_is_the_packages():
@@ -57,7 +79,7 @@ def test_the_newest_version_of_the_changelog_is_the_packages():
 def test_the_command_says_why_it_refuses():
     done = subprocess.run([sys.executable, "tools/release.py", "v0.0.1"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("cannot release: the tag is v0.0.1, but __version__ is ")
+    assert done.stderr.startswith(f"cannot release: the tag is v0.0.1, but __version__ of {MAIN} is ")
 
 
 # ---------------------------------------------------------------- the workflows
@@ -195,7 +217,8 @@ def test_the_source_distribution_makes_the_wheel_that_the_checkout_makes(tmp_pat
         archive.extractall(tmp_path, filter="data")
     assert sdist.stat().st_size < 20_000_000
     unpacked = tmp_path / sdist.name.removesuffix(".tar.gz")
-    assert not {".github", ".ci", ".venv", "integrations", "dist"} & {path.name for path in unpacked.iterdir()}
+    left_out = {".github", ".ci", ".venv", "integrations", "packages", "dist"}
+    assert not left_out & {path.name for path in unpacked.iterdir()}
     wheels = [zipfile.ZipFile(build("wheel", place)) for place in (ROOT, unpacked)]
     ours, theirs = ({name: wheel.read(name) for name in wheel.namelist()} for wheel in wheels)
     assert ours == theirs

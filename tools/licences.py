@@ -1,5 +1,6 @@
 """The tables of docs/licences.md, from what the installed packages say of themselves: `python tools/licences.py` writes
-them. It needs an environment with every extra: `pip install -e packages/spoken-text -e ".[bot,serve,wyoming,ray]"`."""
+them. It needs an environment with every extra: `pip install -e packages/spoken-text -e ".[bot,serve,wyoming,ray]" -e
+packages/audiobook`."""
 
 import re
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -10,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "licences.md"
-PACKAGE = "qwen-megakernel"
+PACKAGE, _, BOOKS = OURS = ("qwen-megakernel", "spoken-text", "qwen-audiobook")
 EXTRAS = ("pipecat", "bot", "serve", "wyoming", "ray")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 NVIDIA = re.compile(r"nvidia-|cuda-|triton$")
@@ -55,10 +56,11 @@ def installed(name: str) -> Distribution | None:
         return None
 
 
-def brought_by(extra: str | None) -> set[str]:
-    """Names of all packages that come with an extra, or with none, on Linux with any of `PYTHONS`."""
+def brought_by(package: str, extra: str = "") -> set[str]:
+    """Names of all packages of others that come with a package and one of its extras, or none, on Linux with any of
+    `PYTHONS`."""
     seen: dict[str, set[str]] = {}
-    left = [(PACKAGE, {extra or ""})]
+    left = [(package, {extra})]
     while left:
         name, extras = left.pop()
         new = ({"", *extras}) - seen.setdefault(name, set())
@@ -70,7 +72,7 @@ def brought_by(extra: str | None) -> set[str]:
             other = canonicalize_name(requirement.name)
             if not NVIDIA.match(other) and _is_asked(requirement, seen[name]):
                 left.append((other, set(requirement.extras)))
-    return seen.keys() - {PACKAGE}
+    return seen.keys() - set(OURS)
 
 
 def _is_asked(requirement: Requirement, extras: set[str]) -> bool:
@@ -103,10 +105,11 @@ def has_gnu_licence(found: Distribution) -> bool:
 
 def rows(extras: tuple[str, ...]) -> dict[str, tuple[str | None, str]]:
     """Package -> its licence, None if it is not installed; and what it comes with."""
-    always = brought_by(None)
-    parts = {extra: brought_by(extra) - always for extra in extras}
+    always = brought_by(PACKAGE)
+    parts = {f"`[{extra}]`": brought_by(PACKAGE, extra) - always for extra in extras}
+    parts[f"`{BOOKS}`"] = brought_by(BOOKS, "m4b") - always
     names = sorted(always.union(*parts.values()))
-    comes_with = {name: ", ".join(f"`[{extra}]`" for extra in extras if name in parts[extra]) for name in names}
+    comes_with = {name: ", ".join(part for part in parts if name in parts[part]) for name in names}
     founds = {name: installed(name) for name in names}
     return {name: (founds[name] and licence_of(founds[name]), comes_with[name] or "the package") for name in names}
 

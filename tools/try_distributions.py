@@ -1,15 +1,17 @@
 """Installs what `make dist` built as a stranger would, in empty folders away from the checkout, and speaks there:
 `make test-dist`.
 
-For each Python, in environments of their own: wheel and sdist by pip, then `doctor`, `speak` and `serve`; each extra
-alone by uv, then its entrance; the wheel by `uv tool run`. It ends with a table, and with 1 if anything failed or
-nothing ran. Without an NVIDIA GPU a Python for which only CUDA's torch is to be had (gigabytes) is left out, and the
-table says so; UV_TORCH_BACKEND=cpu takes PyTorch's own CPU builds.
+For each Python, in environments of their own: spoken-text alone, then a sentence; wheel and sdist by pip, then
+`doctor`, `speak` and `serve`; qwen-audiobook beside the wheel, then a book; each extra alone by uv, then its entrance;
+the wheel by `uv tool run`. It ends with a table, and with 1 if anything failed or nothing ran. Without an NVIDIA GPU a
+Python for which only CUDA's torch is to be had (gigabytes) is left out, and the table says so; UV_TORCH_BACKEND=cpu
+takes PyTorch's own CPU builds.
 """
 
 import argparse
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -26,6 +28,7 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).parents[1]
+DIST = ROOT / "dist"
 UV = Path(sys.executable).with_name("uv")
 ENTRANCES = {
     "serve": "qwen_megakernel.server.app",
@@ -35,6 +38,11 @@ ENTRANCES = {
     "ray": "qwen_megakernel.serve_ray",
 }
 """Extra -> what is imported with it alone."""
+READ = {"de": ("Es kostet 5 €.", "Es kostet fünf Euro."), "en": ("It is 5 km.", "It is five kilometers.")}
+"""Language -> a sentence, and what spoken-text makes of it."""
+COLD_S = 0.5
+"""CPU seconds that it may take for one, with the start of the process: 0.2 where little else runs."""
+BOOK = "---\ntitle: Mine\n---\n# One\n\nHello.\n\n# Two\n\nIt is late.\n"
 HAS_GPU = shutil.which("nvidia-smi") is not None
 PATIENCE_S = 120
 
@@ -63,10 +71,10 @@ class Place:
         return done.stdout
 
     def pip(self, *arguments: str) -> str:
-        return self.run(self.bin / "python", "-m", "pip", "install", "--quiet", *arguments)
+        return self.run(self.bin / "python", "-m", "pip", "install", "--quiet", "--find-links", str(DIST), *arguments)
 
     def uv(self, *arguments: str | Path) -> None:
-        self.run(UV, "pip", "install", "--quiet", "--python", self.bin / "python", *arguments)
+        self.run(UV, "pip", "install", "--quiet", "--find-links", DIST, "--python", self.bin / "python", *arguments)
 
     def imports(self, modules: str) -> None:
         """Raises CalledProcessError, also if the package does not come from this environment."""
@@ -137,6 +145,35 @@ def serves(place: Place) -> None:
     check_sound(place.folder / "served.wav")
 
 
+def children_s() -> float:
+    """CPU seconds of all processes that this one started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def reads(place: Place) -> float:
+    """spoken-text, without torch. Returns the CPU seconds of the quickest process."""
+    took = []
+    for language, (written, spoken) in [*READ.items()] * 3:
+        before = children_s()
+        said = place.run(place.bin / "python", "-m", "spoken_text", "--language", language, written)
+        took.append(children_s() - before)
+        assert said.strip() == spoken, said
+    assert not list(place.bin.parent.glob("lib/*/site-packages/torch")), "spoken-text brought torch"
+    assert min(took) < COLD_S, f"it read a sentence in {min(took):.2f} s, not in {COLD_S}"
+    return min(took)
+
+
+def narrates(place: Place) -> None:
+    """A book in chapters with subtitles."""
+    (place.folder / "book.md").write_text(BOOK, encoding="utf-8")
+    book = ["--file", "book.md", "-o", "book.wav", "--split", "chapters", "--subtitles", "book.srt"]
+    place.run(place.bin / "qwen-audiobook", *book)
+    for number, sentence in (("01", "Hello."), ("02", "It is late.")):
+        check_sound(place.folder / f"book-{number}.wav")
+        assert sentence in (place.folder / f"book-{number}.srt").read_text(encoding="utf-8")
+
+
 class NotRun(Exception):
     """A Python cannot be tried on this machine."""
 
@@ -163,6 +200,11 @@ def version_of(python: str) -> str:
 
 def try_python(python: str, wheel: Path, sdist: Path, folder: Path) -> Iterator[str]:
     """Everything with one Python; yields rows of the table. Raises NotRun, CalledProcessError or AssertionError."""
+    text, books = one(DIST, "spoken_text-*.whl"), one(DIST, "qwen_audiobook-*.whl")
+    alone = Place(folder / "text", python)
+    alone.uv(text)
+    yield f"{text.name} by uv: {alone.size()}; a sentence in {reads(alone):.2f} CPU seconds"
+
     by_pip = Place(folder / "wheel", python)
     get_torch(by_pip)
     by_pip.pip(str(wheel))
@@ -172,8 +214,12 @@ def try_python(python: str, wheel: Path, sdist: Path, folder: Path) -> Iterator[
     serves(by_pip)
     yield f"wheel[serve] by pip: {by_pip.size()}; serve"
 
-    as_tool = ["--python", by_pip.bin / "python", "--from", wheel, "qwen-megakernel", "speak", "--text", "Hello.", "-o"]
-    by_pip.run(UV, "tool", "run", "--quiet", *as_tool, "tool.wav")
+    by_pip.pip(str(books))
+    narrates(by_pip)
+    yield f"{books.name} by pip: a book"
+
+    as_tool = [UV, "tool", "run", "--quiet", "--find-links", DIST, "--python", by_pip.bin / "python", "--from", wheel]
+    by_pip.run(*as_tool, "qwen-megakernel", "speak", "--text", "Hello.", "-o", "tool.wav")
     check_sound(by_pip.folder / "tool.wav")
     yield "wheel by uv tool run: speak"
 
@@ -209,9 +255,8 @@ def one(folder: Path, pattern: str) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(description="install what `make dist` built, away from the checkout, and speak")
     parser.add_argument("pythons", nargs="+", help="interpreters; what is not here is left out")
-    dist = ROOT / "dist"
-    wheel, sdist = one(dist, "qwen_megakernel-*.whl"), one(dist, "qwen_megakernel-*.tar.gz")
-    table = [f"{path.name}: {megabytes(path.stat().st_size)}" for path in sorted(dist.iterdir())]
+    wheel, sdist = one(DIST, "qwen_megakernel-*.whl"), one(DIST, "qwen_megakernel-*.tar.gz")
+    table = [f"{path.name}: {megabytes(path.stat().st_size)}" for path in sorted(DIST.iterdir())]
     ends: Counter[str] = Counter()
     for python in parser.parse_args().pythons:
         label = python

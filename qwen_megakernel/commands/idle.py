@@ -2,9 +2,8 @@
 something of it. Where only the model or the text can tell, a warning of the code that acts on it says so."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import RequestError
@@ -25,10 +24,6 @@ class Idle:
     why: str
 
 
-def _has_no_tags(args: argparse.Namespace) -> bool:
-    return args.output in (None, "-") or Path(args.output).suffix.lower() in ("", ".wav")
-
-
 def _is_local(args: argparse.Namespace) -> bool:
     from qwen_megakernel.server.process import is_loopback
 
@@ -43,10 +38,6 @@ def _no_bot(args: argparse.Namespace) -> bool:
     return not args.bot
 
 
-_TAG = (
-    "is a tag, and neither WAV nor raw PCM has tags: name another file with --output, such as book.m4b, or leave the "
-    "tag out"
-)
 _FILE = "is for text in, sound out: leave out one of the two"
 _CALL = "is for the bot: give --bot too, or leave it out"
 _QUEUE = Idle(
@@ -55,7 +46,6 @@ _QUEUE = Idle(
     "is the longest wait, but --max-queue 0 lets nobody wait: leave out one of them",
 )
 RULES: dict[str, tuple[Idle, ...]] = {
-    "speak": (Idle("title", _has_no_tags, _TAG), Idle("author", _has_no_tags, _TAG)),
     "serve": (_QUEUE,),
     "wyoming": (
         _QUEUE,
@@ -76,14 +66,14 @@ _LISTED = {"list_speakers", "model", "verbose", *(field.name for field in fields
 """What may stand beside --list-speakers."""
 
 
-def refuse_idle(args: argparse.Namespace, parser: argparse.ArgumentParser, command: str) -> None:
-    """Check a command's options. An option with its default's value counts as not given.
+def refuse_idle(args: argparse.Namespace, parser: argparse.ArgumentParser, rules: Sequence[Idle]) -> None:
+    """Check a command's options by these rules. An option with its default's value counts as not given.
 
     Raises:
         RequestError: one would change nothing; the message says what it needs.
     """
     given = [name for name in vars(args) if parser.get_default(name) != getattr(args, name)]
-    for rule in RULES.get(command, ()):
+    for rule in rules:
         if rule.option in given and rule.when(args):
             raise RequestError(f"{_flag(rule.option)} {rule.why}")
     if "list_speakers" in given and (others := [name for name in given if name not in _LISTED]):

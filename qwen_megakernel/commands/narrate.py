@@ -1,38 +1,36 @@
-"""A book's pieces through an engine into files: spoken at once, heard in order, with pauses and equal loudness."""
+"""A text's pieces through an engine: many are spoken at once, and they are heard in order, with pauses."""
 
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
-from loudness import integrated_loudness
 from tqdm import tqdm
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.commands.book_files import BookFiles, Cue
-from qwen_megakernel.commands.book_text import Book, Break, Piece
 from qwen_megakernel.commands.options import Pauses
+from qwen_megakernel.commands.pieces import Break, Piece
 from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.utterance import ChunkStream
 from qwen_megakernel.model.edges import Edges
-from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.speech.options import TRIM_TO_S
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.retries import say_well
 from qwen_megakernel.speech.words import SpeechRate, weight, words_of
 from spoken_text.spoken_text import SpokenText
 
-HIGHEST_PEAK = 10 ** (-1 / 20)  # -1 dBFS: some decoders of compressed sound clip louder peaks
+_P = TypeVar("_P", bound=Piece)
 
 
 def in_order(
-    pieces: Iterable[Piece],
-    stream: Callable[[Piece], ChunkStream],
-    hear: Callable[[Piece, ChunkStream], Iterator[Chunk | Audio]],
+    pieces: Iterable[_P],
+    stream: Callable[[_P], ChunkStream],
+    hear: Callable[[_P, ChunkStream], Iterator[Chunk | Audio]],
     ahead: int,
-) -> Iterator[tuple[Piece, Chunk | Audio]]:
+) -> Iterator[tuple[_P, Chunk | Audio]]:
     """Speak many pieces at once. Closing the iterator cancels open pieces.
 
     Each chunk that comes out begins one more piece, so that the first chunk waits for no other piece.
@@ -48,7 +46,7 @@ def in_order(
     Raises:
         TTSError: as `stream` and `hear`.
     """
-    left, opened = iter(pieces), deque[tuple[Piece, ChunkStream]]()
+    left, opened = iter(pieces), deque[tuple[_P, ChunkStream]]()
 
     def begin() -> None:
         if len(opened) < ahead and (piece := next(left, None)) is not None:
@@ -68,32 +66,6 @@ def in_order(
             chunks.close()
 
 
-class Leveller:
-    """Gains that bring each piece to the same loudness."""
-
-    def __init__(self, target: float, sample_rate: int):
-        """`target`: loudness in LUFS, by ITU-R BS.1770. `sample_rate`: in Hz."""
-        self._target = target
-        self._rate = sample_rate
-        self._gain = 1.0  # of the last piece that could be measured
-        self.held_down = 0  # pieces left quieter, because their peaks would exceed `HIGHEST_PEAK`
-
-    def gain(self, samples: np.ndarray) -> float:
-        """`samples`: fp32 [n], a whole piece. A silent piece, or one below 0.4 s, gets the gain of the piece before.
-        Returns the factor for these samples."""
-        try:
-            measured = integrated_loudness(samples, self._rate)
-        except ValueError:  # too short for BS.1770's blocks
-            measured = -np.inf
-        if np.isfinite(measured):
-            self._gain = 10 ** ((self._target - measured) / 20)
-        peak = float(np.abs(samples).max(initial=0.0))
-        if peak * self._gain <= HIGHEST_PEAK:
-            return self._gain
-        self.held_down += 1
-        return HIGHEST_PEAK / peak
-
-
 class Binder:
     """Joins pieces: cuts the silence at their ends and puts pauses between. A pause is exact to the sample, from where
     the speech of a piece ends to where that of the next begins (`SpeechBounds`).
@@ -107,13 +79,19 @@ class Binder:
         write: Callable[[np.ndarray], None],
         sample_rate: int,
         pauses: Pauses | None,
-        leveller: Leveller | None = None,
+        gain_of: Callable[[np.ndarray], float] | None = None,
     ):
-        """`write`: takes the sound, fp32 [n]. `sample_rate`: in Hz. `pauses`: None: cut nothing and add no silence."""
+        """
+        Args:
+            write: takes the sound, fp32 [n].
+            sample_rate: in Hz.
+            pauses: None: cut nothing and add no silence.
+            gain_of: the factor for a whole piece, fp32 [n]; None: the sound stays as it is and is not held back.
+        """
         self._write = write
         self._rate = sample_rate
-        self._pauses = pauses
-        self._leveller = leveller
+        self.pauses = pauses
+        self._gain_of = gain_of
         self.new_file()
         # The current piece:
         self._edges = Edges("none", 0.0, sample_rate)
@@ -131,13 +109,13 @@ class Binder:
         self._pause = 0
         self._start = None
         self._held = []
-        if self._pauses:
-            pause_s = self._pauses[piece.behind] if self._written else 0.0
+        if self.pauses:
+            pause_s = self.pauses[piece.behind] if self._written else 0.0
             if piece.pause_s:  # the text asks for it; between paragraphs it can only lengthen a pause
                 pause_s = piece.pause_s if piece.behind <= Break.SENTENCE else max(pause_s, piece.pause_s)
             self._pause = round(pause_s * self._rate)
             # Some silence is left so that no faint sound is cut. It counts as part of the pause.
-            self._edges = Edges("both", min(TRIM_TO_S, min(self._pauses) / 2), self._rate)
+            self._edges = Edges("both", min(TRIM_TO_S, min(self.pauses) / 2), self._rate)
 
     def add(self, samples: np.ndarray) -> None:
         """Add the next samples of the piece, fp32 [n]."""
@@ -146,9 +124,9 @@ class Binder:
     def end(self) -> tuple[float, float]:
         """End the piece. Returns when its speech begins and ends, in seconds of this file."""
         self._take(self._edges.finish())
-        if self._leveller and self._held:
+        if self._gain_of and self._held:
             whole = np.concatenate(self._held)
-            self._put(whole, self._leveller.gain(whole))
+            self._put(whole, self._gain_of(whole))
         start = self._written if self._start is None else self._start
         if self._edges.begin is None:  # no speech: it lengthens the silence behind the last one
             first = last = start - self._tail
@@ -164,7 +142,7 @@ class Binder:
     def _take(self, samples: np.ndarray) -> None:
         if not len(samples):
             return
-        if self._leveller:
+        if self._gain_of:
             self._held.append(samples)
         else:
             self._put(samples, 1.0)
@@ -237,7 +215,6 @@ class Narrated:
     ttfc_s: float | None = None  # the first piece's
     ends: list[str] = field(default_factory=list)  # how pieces ended, each kind once
     retries: int = 0  # how often a piece was spoken again
-    held_down: int = 0  # pieces below the wanted loudness, because of their peaks
 
     def add(self, audio: Audio) -> None:
         if not self.ends:
@@ -250,40 +227,35 @@ class Narrated:
 
 def narrate(
     engine: TTSEngine,
-    book: Book,
-    pieces: Sequence[Piece],
-    request_of: Callable[[Piece], SpeechRequest],
-    files: BookFiles,
+    pieces: Sequence[_P],
+    after_s: float,
+    request_of: Callable[[_P], SpeechRequest],
+    binder: Binder,
     progress: Progress,
-    pauses: Pauses | None,
-    loudness: float | None,
 ) -> Narrated:
-    """Speak the pieces and write them in order. Twice as many are open at once as the engine has slots.
+    """Speak the pieces and join them in order. Twice as many are open at once as the engine has slots.
 
     Args:
-        pieces: the book's pieces, each of which fits a slot.
+        pieces: each of which fits a slot.
+        after_s: seconds of silence behind the last one.
         request_of: how to speak a piece. With retries a piece is heard only once it is whole.
-        pauses: between pieces; None: there is one piece, and it stays as the engine speaks it.
-        loudness: of each piece, in LUFS; None: unchanged.
+        binder: joins them. Without pauses there is one piece, and it stays as the engine speaks it.
 
     Raises:
         TTSError: a piece cannot be spoken, or its sound cannot be written.
     """
-    leveller = None if loudness is None else Leveller(loudness, engine.sample_rate)
-    binder = Binder(lambda samples: files.write(pcm16(samples)), engine.sample_rate, pauses, leveller)
     told, began = Narrated(), time.monotonic()
-    begun: Piece | None = None
-    ended: Piece | None = None  # the last piece that ended
+    begun: _P | None = None
 
-    def stream(piece: Piece) -> ChunkStream:
+    def stream(piece: _P) -> ChunkStream:
         return ChunkStream(engine.begin(text_of(piece), request_of(piece)))
 
-    def text_of(piece: Piece) -> SpokenText:
-        if pauses is not None:
+    def text_of(piece: _P) -> SpokenText:
+        if binder.pauses is not None:
             return SpokenText(piece.text)
-        return SpokenText(piece.text, piece.pause_s, book.after_s, ends_at_pause=book.after_s > 0)  # the only piece
+        return SpokenText(piece.text, piece.pause_s, after_s, ends_at_pause=after_s > 0)  # the only piece
 
-    def hear(piece: Piece, first: ChunkStream) -> Iterator[Chunk | Audio]:
+    def hear(piece: _P, first: ChunkStream) -> Iterator[Chunk | Audio]:
         request = request_of(piece)
         if request.retries:
             yield from _heard_well(engine, text_of(piece), first, request)
@@ -293,25 +265,17 @@ def narrate(
 
     for piece, heard in in_order(pieces, stream, hear, 2 * engine.slots):
         if piece is not begun:
-            if (begun is None or piece.chapter != begun.chapter) and files.begin_chapter():
-                binder.new_file()
             begun = piece
             binder.begin(piece)
         if isinstance(heard, Chunk):
             progress.chunk(heard)
             binder.add(heard.samples)
-            continue
-        first, last = binder.end()
-        if ended is None or ended.chapter != piece.chapter:
-            files.mark_chapter(first, book.titles[piece.chapter] or str(piece.chapter + 1))
-        cue = Cue(first, last, book.sentences[piece.sentence])
-        files.add_cue(cue, goes_on=ended is not None and ended.sentence == piece.sentence)
-        ended = piece
-        told.add(heard)
-        progress.piece_ends()
-    if pauses is not None:
-        binder.silence(book.after_s)
-    told.held_down = leveller.held_down if leveller else 0
+        else:
+            binder.end()
+            told.add(heard)
+            progress.piece_ends()
+    if binder.pauses is not None:
+        binder.silence(after_s)
     told.seconds, told.wall_s = binder.seconds, time.monotonic() - began
     return told
 

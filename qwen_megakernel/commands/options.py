@@ -4,7 +4,6 @@ Help shows them, so what takes long to import is imported by the functions that 
 """
 
 import argparse
-import math
 import types
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from qwen_megakernel.choices import (
+    AUDIOBOOK,
     BACKENDS,
     DEMO,
     DEMO_NOTICE,
@@ -37,7 +37,7 @@ WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads
 WEIGHTS_HELP = f"{WEIGHTS_CHOICES} (docs/fp8.md); default: as the checkpoint has them"
 
 SENTENCE_S = 0.45  # about the model's own pause between sentences
-_QUIETEST, _LOUDEST = -40.0, -5.0  # LUFS
+_OF_BOOKS = ("--split", "--subtitles", "--speakers", "--footnotes", "--title", "--author", "--loudness")
 
 
 def shown(text: str, keep: str = "") -> str:
@@ -67,6 +67,8 @@ def refuse_unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]
             near = get_close_matches(name, known, n=1)
             row = table().get(name.removeprefix("--").replace("-", "_"))
             refused = [row.without[e] for e in (*COMMANDS, *SERVERS) if e in row.without] if row else []
+            if name in _OF_BOOKS:
+                refused = [f"it is for books, which {AUDIOBOOK} reads"]
             hint = f": {refused[0]}" if refused and refused[0] else f"; did you mean {near[0]}?" if near else ""
             parser.error(f"unknown option {name}{hint}")
 
@@ -128,18 +130,6 @@ def pauses_of(text: str) -> Pauses:
     while len(seconds) < 3:
         seconds.append(min(LONGEST_PAUSE_S, 2 * seconds[-1]))
     return Pauses(seconds[0] / 3, *seconds)
-
-
-def loudness_of(text: str) -> float:
-    try:
-        loudness = float(text)
-    except ValueError:
-        loudness = math.nan
-    if not _QUIETEST <= loudness <= _LOUDEST:
-        raise argparse.ArgumentTypeError(
-            f"expected a number of LUFS from {_QUIETEST:g} to {_LOUDEST:g}, such as -19, got {text!r}"
-        )
-    return loudness
 
 
 def _reader_of(kind: type) -> Callable[[str], Any]:
@@ -368,3 +358,23 @@ def add_output_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("-o", "--output", metavar="PATH", help=where)
     player = f"play it with {', '.join(PLAYERS)}; without --output no file is kept"
     parser.add_argument("--play", action="store_true", help=player)
+
+
+def add_reading_options(parser: argparse._ActionsContainer, kinds: str, voices: str) -> None:
+    """Add the options of a command that reads a text aloud. `kinds`: of texts that --file may be. `voices`: what
+    --voices is for."""
+    text = parser.add_mutually_exclusive_group()
+    text.add_argument("--text", help="what to say")
+    text.add_argument("--file", metavar="PATH", help=f"read the {kinds} of this file, or - for standard input")
+    add_output_options(parser)
+    parser.add_argument("--keep-partial", action="store_true", help="after an interrupt, keep what was said so far")
+    pauses = ",".join(f"{SENTENCE_S * times:g}" for times in (1, 2, 4))
+    about = f"seconds of silence between pieces of a long text; default: {pauses}"
+    parser.add_argument(
+        "--pause", metavar="SENTENCE[,PARAGRAPH[,CHAPTER]]", type=pauses_of, default=pauses_of(pauses), help=about
+    )
+    parser.add_argument("--voices", metavar="DIR", type=Path, help=f"saved voices for {voices} (Base)")
+    add_engine_options(parser, without=("max_queue", "queue_timeout"), max_streams=None)
+    add_voice_options(parser, "speak")
+    parser.add_argument("--save-voice", metavar="PATH", help="save the voice of --ref-audio, for --voice and `serve`")
+    parser.add_argument("--stream", action="store_true", help="print when each chunk came")

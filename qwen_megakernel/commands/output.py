@@ -271,6 +271,22 @@ class SpeechFile:
         return RequestError(f"--output {self.path}: {why}")
 
 
+@contextmanager
+def opened(path: str, rate: int, keep_partial: bool) -> Iterator[Callable[[bytes], None]]:
+    """Open a sound file, or standard output for "-", and yield what appends PCM16, little-endian. `rate` and
+    `keep_partial`: as for `SpeechFile`."""
+    if path == "-":
+        yield write_stdout
+        return
+    file = SpeechFile(path, rate, keep_partial=keep_partial)
+    try:
+        with file:
+            yield file.write
+    finally:
+        if file.kept:
+            print(f"kept    {file.path}: what was said so far", file=sys.stderr)
+
+
 def write_stdout(pcm: bytes) -> None:
     """Write to standard output at once. Raises BrokenPipeError: the process that read it is gone. Raises RequestError:
     it cannot be written."""

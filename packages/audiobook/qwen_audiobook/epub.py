@@ -12,9 +12,9 @@ from posixpath import normpath
 from typing import IO
 from xml.parsers import expat
 
-from qwen_megakernel.commands.book_lines import Line
-from qwen_megakernel.commands.text_bytes import decoded, not_text
-from qwen_megakernel.commands.xhtml import contents_of, lines_of, path_of
+from qwen_audiobook.lines import Line
+from qwen_audiobook.text_bytes import decoded, not_text
+from qwen_audiobook.xhtml import contents_of, lines_of, path_of
 from qwen_megakernel.errors import RequestError
 
 MOST_BYTES = 50_000_000  # of all pages together, unpacked: a hundred long novels

@@ -1,7 +1,8 @@
-"""`speak --file` with books as others save them: front matter, footnotes, EPUB, encodings, files without text, and
+"""`qwen-audiobook` with books as others save them: front matter, footnotes, EPUB, encodings, files without text, and
 subtitles as the text was written."""
 
 import io
+import os
 import re
 import sys
 import tracemalloc
@@ -13,19 +14,18 @@ import av
 import pytest
 import soundfile
 from books import page, write_epub
+from command import audiobook as speak
 from hypothesis import given
 from hypothesis import strategies as st
 from waiting import slow_case
 
+from qwen_audiobook import epub
+from qwen_audiobook.book import Book, read_book
+from qwen_audiobook.front_matter import split_front_matter
+from qwen_audiobook.source import read_source
+from qwen_audiobook.text_bytes import decoded
+from qwen_audiobook.written import with_written
 from qwen_megakernel import Lexicon, RequestError, TextError
-from qwen_megakernel.cli import main
-from qwen_megakernel.commands import epub
-from qwen_megakernel.commands.book_source import read_source
-from qwen_megakernel.commands.book_text import Book, read_book
-from qwen_megakernel.commands.front_matter import split_front_matter
-from qwen_megakernel.commands.output import SpeechFile
-from qwen_megakernel.commands.text_bytes import decoded
-from qwen_megakernel.commands.written import with_written
 from spoken_text.front_end import TextFrontEnd
 
 pytestmark = pytest.mark.usefixtures("loads_once")
@@ -37,10 +37,6 @@ PLAIN = TextFrontEnd()
 def here(tmp_path, monkeypatch):
     """An empty folder to work in."""
     monkeypatch.chdir(tmp_path)
-
-
-def speak(*args: object) -> int:
-    return main(["speak", *map(str, args), "--device", "cpu", "--threads", "1", "--seed", "3"])
 
 
 def said(book: Book) -> list[tuple[int, str]]:
@@ -73,7 +69,7 @@ def refused(path: str | Path) -> str:
     ],
 )
 def test_front_matter_is_not_read_and_becomes_tags(text, tags):
-    told, rest, first = split_front_matter(text + "# One\nYes.")
+    told, rest, first = split_front_matter(text + "# One\nYes.", "x")
     assert (told.get("title"), told.get("author")) == tags
     assert rest == "# One\nYes." and first == text.count("\n") + 1
     Path("book.md").write_text(text + "\n[pause 99s] No.", encoding="utf-8")
@@ -88,14 +84,25 @@ def test_front_matter_is_not_read_and_becomes_tags(text, tags):
     + ["---\nNote: it was late.\n---\nYes.", "+++\nx = " + "[" * 20_000 + "\n+++\nYes.", "----\ntitle: x\n----\n"],
 )
 def test_prose_between_rules_stays(text):
-    assert split_front_matter(text) == ({}, text, 1)
+    assert split_front_matter(text, "x") == ({}, text, 1)
+
+
+@pytest.mark.parametrize("lines, number", [("title: My: Book", 2), ("author: @ann", 2), ("title: 'x\nlang: en", 4)])
+def test_front_matter_that_is_no_yaml_is_told_and_not_read_aloud(lines, number):
+    Path("book.md").write_text(f"---\n{lines}\n---\nYes.", encoding="utf-8")
+    assert refused("book.md").startswith(f"--file book.md, line {number}: the front matter is no YAML; put a value")
+
+
+def test_values_of_front_matter_stay_as_they_were_written():
+    text = "---\ntitle: 1984\nauthor: No\nlang: no\nbomb: &a [x, x]\nmore: [*a, *a]\n---\n"
+    assert split_front_matter(text, "x")[0] == {"title": "1984", "author": "No", "language": "no"}
 
 
 @given(st.text("-+a:\n\r #[]{}'\"|>t", max_size=60))
 def test_front_matter_of_any_form_does_no_harm(text):
     for rule in ("---", "+++"):
         whole = f"{rule}\n{text}\n{rule}\nYes."
-        _, rest, first = split_front_matter(whole)
+        _, rest, first = split_front_matter(whole, "x")
         assert whole.endswith(rest) and rest.endswith("Yes.") or not rest.strip()
         assert len(re.split(r"\r\n?|\n", whole)) == len(re.split(r"\r\n?|\n", rest)) + first - 1
 
@@ -116,13 +123,6 @@ def test_files_of_chapters_have_their_own_titles():
     assert speak("--file", "book.md", "-o", "x.flac", "--split", "chapters") == 0
     tags = [soundfile.SoundFile(f"x-0{n}.flac") for n in (1, 2)]
     assert [(file.title, file.album, file.tracknumber) for file in tags] == [("1", "Mine", "1"), ("Two", "Mine", "2")]
-
-
-def test_an_unknown_language_is_no_tag():
-    with SpeechFile("x.m4b", 24000, tags={"title": "T", "language": "nonsense"}) as file:
-        file.write(bytes(48000))
-    with av.open("x.m4b") as read_again:
-        assert read_again.metadata["title"] == "T"
 
 
 # ---------------------------------------------------------------- footnotes
@@ -171,14 +171,20 @@ def test_footnotes_are_read_at_the_end_of_their_chapter():
 def test_the_command_reads_footnotes_only_if_asked(monkeypatch):
     texts = []
 
-    def stop(_engine, book, *_rest):
-        texts.append(said(book))
+    def stop(_engine, pieces, *_rest):
+        texts.append([(piece.chapter, piece.text) for piece in pieces])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("qwen_megakernel.commands.speak.narrate", stop)
+    monkeypatch.setattr("qwen_audiobook.command.narrate", stop)
     for footnotes in ([], ["--footnotes", "end"]):
         assert speak("--text", "Yes[^1].\n\n[^1]: No.", "-o", "x.wav", *footnotes) == 130
     assert texts == [[(0, "Yes.")], [(0, "Yes."), (0, "No.")]]
+
+
+def test_a_pipe_and_a_folder_are_refused_at_once():
+    os.mkfifo("book.md")
+    assert "--file book.md: a text is a regular file, but this is something else" in refused("book.md")
+    assert "this is a folder" in refused(".")
 
 
 def test_a_long_book_is_not_held_as_lines():

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from posixpath import dirname, join, normpath
 from urllib.parse import unquote
 
-from qwen_megakernel.commands.book_lines import Line
+from qwen_audiobook.lines import Line
 
 _BLOCKS = frozenset(
     "address article aside blockquote body caption center dd details div dl dt fieldset figcaption figure footer form"

@@ -3,49 +3,28 @@
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from enum import IntEnum
 
-from qwen_megakernel.commands.book_lines import Line, Markdown, with_footnotes
-from qwen_megakernel.commands.written import with_written
-from qwen_megakernel.errors import SpeakerError, TextError
-from spoken_text.cutting import ends_with_mark, split_evenly
+from qwen_audiobook.lines import Line, Markdown, with_footnotes
+from qwen_audiobook.written import with_written
+from qwen_megakernel.commands import pieces
+from qwen_megakernel.commands.pieces import MAX_PIECE_CHARS, Break, break_behind, spoken_parts
+from qwen_megakernel.errors import SpeakerError
+from spoken_text.cutting import split_evenly
 from spoken_text.front_end import TextFrontEnd
 from spoken_text.pauses import Pause
-
-MAX_PIECE_CHARS = 300  # longer text is spoken in pieces cut at sentence ends
 
 _SPEAKER = re.compile(r"[ \t]*\[([\w-]+)\](?:[ \t]+|$)")  # no blanks inside: "[pause 1s]" is no name
 
 
-class Break(IntEnum):
-    """What lies between a piece and the one before it. A higher value means a longer pause."""
+@dataclass(frozen=True, kw_only=True)
+class Piece(pieces.Piece):
+    """Text of a book that is spoken at once."""
 
-    CLAUSE = 0
-    SENTENCE = 1
-    PARAGRAPH = 2
-    CHAPTER = 3
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Text that is spoken at once."""
-
-    text: str  # without white space at its ends
-    behind: Break  # what lies between it and the piece before
     chapter: int  # the chapter's number, from 0
     sentence: int  # index in `Book.sentences` of the text that it is, or is part of
     speaker: str | None  # the name in the text; None: the default speaker
     line: int  # number, from 1, of the line where this speaker's words begin
-    pause_s: float = 0.0  # seconds of silence that the text asks for before it
     file: str = ""  # which has that line, within an EPUB
-
-    def cut(self, parts: Iterable[str]) -> Iterator["Piece"]:
-        """The same piece in these parts."""
-        behind, pause_s = self.behind, self.pause_s
-        for part in parts:
-            if part := part.strip():
-                yield replace(self, text=part, behind=behind, pause_s=pause_s)
-                behind, pause_s = _behind(part), 0.0
 
 
 @dataclass(frozen=True)
@@ -111,25 +90,27 @@ def read_book(
             if behind is Break.CHAPTER:
                 book.titles.append(title)
             chapter, sentence = len(book.titles) - 1, len(book.sentences)
-            piece = Piece(whole, behind, chapter, sentence, turn.speaker, turn.line, pause_s, turn.file)
+            piece = Piece(
+                whole,
+                behind,
+                pause_s,
+                chapter=chapter,
+                sentence=sentence,
+                speaker=turn.speaker,
+                line=turn.line,
+                file=turn.file,
+            )
             book.pieces.extend(piece.cut(split_evenly(whole, MAX_PIECE_CHARS)))
             book.sentences.append(" ".join(written.split()))
-            behind, title, pause_s = _behind(book.pieces[-1].text), None, 0.0
+            behind, title, pause_s = break_behind(book.pieces[-1].text), None, 0.0
     return replace(book, after_s=pause_s)
 
 
 def _said(front_end: TextFrontEnd, turn: _Turn, by_sentence: bool) -> Iterator[tuple[str, str] | Pause]:
     """The parts of a turn that are spoken at once, each with its written form, and the pauses between."""
-    parts: list[str | Pause] = [turn.text]
-    shown = parts
-    if not front_end.leaves_alone(turn.text):
-        try:
-            parts = front_end.whole(turn.text)
-            shown = front_end.shown(turn.text) if by_sentence else parts
-        except TextError as error:
-            raise TextError(f"{_place(turn.line, turn.file)}: {error}") from None
+    parts = spoken_parts(front_end, turn.text, _place(turn.line, turn.file))
     if by_sentence:
-        yield from with_written(parts, shown)
+        yield from with_written(parts, parts if front_end.leaves_alone(turn.text) else front_end.shown(turn.text))
         return
     for part in parts:
         if isinstance(part, Pause):
@@ -151,11 +132,6 @@ def check_speakers(pieces: Iterable[Piece], known: Iterable[str], where: str) ->
             names = ", ".join(known) or f"none: {where}"
             place = _place(piece.line, piece.file)
             raise SpeakerError(f"{place}: unknown speaker {piece.speaker!r}; known: {names}")
-
-
-def _behind(text: str) -> Break:
-    """What lies between a text and the next one in the same paragraph."""
-    return Break.SENTENCE if ends_with_mark(text) else Break.CLAUSE
 
 
 def _turns(lines: Iterable[Line], speakers: bool) -> Iterator[_Turn]:

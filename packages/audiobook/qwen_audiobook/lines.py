@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-CHAPTER_LEVELS = 2  # "#" and "##" begin chapters; deeper headings are paragraphs
+from qwen_megakernel.commands import pieces
+from qwen_megakernel.commands.pieces import HEADING, fence_behind, written_lines
+
 FOOTNOTES = ("none", "end")  # whether footnotes are left out, or read at their chapter's end
 
-_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(\S.*?)(?:[ \t]+#+)?[ \t]*")
-_FENCE = re.compile(r" {0,3}(`{3,})([^`]*)")  # not "~~~", which separates scenes in novels
 _NOTE = re.compile(r" {0,3}\[\^([^\]\s]{1,100})\]:[ \t]*(.*)")
 _SIGN = re.compile(r"\[\^([^\]\s]{1,100})\]")
 _GOES_ON = re.compile(r"[ \t]+\S")
@@ -16,21 +16,13 @@ _GOES_ON_AFTER_BLANK = re.compile(r"(?: {4}| {0,3}\t)[ \t]*\S")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Line(pieces.Line):
     """A line of a book, or a paragraph's words between two line ends of an EPUB."""
 
-    text: str  # of a heading: its words
-    number: int  # in its file, from 1
-    level: int = 0  # of a heading: 1 to 6
-    is_code: bool = False  # it belongs to a code fence
     title: str | None = None  # a chapter with this title begins here, and the line says nothing
     note: str | None = None  # the footnote that it is part of
     refers: tuple[str, ...] = ()  # to these footnotes
     file: str = ""  # within an EPUB
-
-    @property
-    def begins_chapter(self) -> bool:
-        return 0 < self.level <= CHAPTER_LEVELS
 
 
 @dataclass(frozen=True)
@@ -42,15 +34,7 @@ class Markdown:
     first: int = 1  # the number of the text's first line
 
     def __iter__(self) -> Iterator[Line]:
-        return _markdown(_lines(self.text), self.first)
-
-
-def _lines(text: str) -> Iterator[str]:
-    start = 0
-    for end in re.finditer(r"\r\n?|\n", text):
-        yield text[start : end.start()]
-        start = end.end()
-    yield text[start:]
+        return _markdown(written_lines(self.text), self.first)
 
 
 def _markdown(lines: Iterable[str], first: int) -> Iterator[Line]:
@@ -72,21 +56,11 @@ def _markdown(lines: Iterable[str], first: int) -> Iterator[Line]:
         if not fence and (found := _NOTE.fullmatch(written)):
             note = found[1]
             yield Line(found[2], number, note=note)
-        elif not fence and (heading := _HEADING.fullmatch(written)):
+        elif not fence and (heading := HEADING.fullmatch(written)):
             yield Line(heading[2], number, len(heading[1]))
         else:
-            was, fence = fence, _fence_behind(written, fence)
+            was, fence = fence, fence_behind(written, fence)
             yield Line(written, number, is_code=bool(was or fence))
-
-
-def _fence_behind(line: str, fence: str) -> str:
-    """The code fence that is open after a line; "" if there is none. `fence`: the one that was open before."""
-    mark = _FENCE.fullmatch(line)
-    if not mark:
-        return fence
-    if not fence:
-        return mark[1]
-    return "" if len(mark[1]) >= len(fence) and not mark[2].strip() else fence
 
 
 @dataclass

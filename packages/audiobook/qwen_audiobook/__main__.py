@@ -1,0 +1,21 @@
+"""The script `qwen-audiobook`, and `python -m qwen_audiobook`."""
+
+import sys
+
+from qwen_megakernel.__main__ import end_at_interrupt
+
+
+def main() -> int:
+    end_at_interrupt(True)
+    from qwen_audiobook.cli import RULES, parse
+    from qwen_megakernel.cli import run
+
+    args = parse(sys.argv[1:])
+    from qwen_audiobook.command import narrate_book  # its imports take seconds
+
+    end_at_interrupt(False)
+    return run(args, narrate_book, RULES)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""`qwen-audiobook`: a book in, sound files and subtitles out."""
+
+import argparse
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from qwen_audiobook.binding import BookBinder, Leveller
+from qwen_audiobook.book import Book, Piece, check_speakers, read_book
+from qwen_audiobook.files import BookFiles, Place, check_subtitles, numbered, tags_of
+from qwen_audiobook.lines import Markdown
+from qwen_audiobook.source import Source, read_source
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.choices import OUT
+from qwen_megakernel.commands.narrate import narrate
+from qwen_megakernel.commands.options import check_voice, voices_in
+from qwen_megakernel.commands.output import check_writable, play
+from qwen_megakernel.commands.speak import (
+    check_not_blank,
+    check_words,
+    checked,
+    ended_like_ctrl_c,
+    fitting,
+    front_end_of,
+    joined,
+    load,
+    make_voice,
+    progress_of,
+    report,
+)
+from qwen_megakernel.errors import RequestError
+from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.speech.options import RequestOptions
+from qwen_megakernel.speech.request import SpeechRequest
+
+
+def narrate_book(args: argparse.Namespace) -> int:
+    """Run the command. Returns the process's exit code. Raises TTSError: a line for people."""
+    source = Source(Markdown(args.text)) if args.text is not None else read_source(args.file)
+    check_not_blank(args, not any(line.text.strip() for line in source.lines))
+    options, output = checked(args)
+    voices = _check_book_options(args, output)
+    if args.ref_audio is None and not args.speakers:
+        check_voice(Checkpoint.open(args.model).config.variant, options)  # before the model is loaded
+    front_end = front_end_of(args.model, options, source.lines, source.tags.get("language"))
+    by_sentence = args.subtitles is not None
+    book = read_book(source.lines, front_end, by_sentence=by_sentence, speakers=args.speakers, footnotes=args.footnotes)
+    with ExitStack() as stack:
+        stack.enter_context(ended_like_ctrl_c())
+        path = output if output is not None else str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / OUT)
+        given_tags = {"title": args.title, "author": args.author}
+        tags = source.tags | {name: value for name, value in given_tags.items() if value is not None}
+        places = _places_of(args, path, book, tags)
+        with load(args, [options.get("voice"), *voices.values()], len(book.pieces)) as engine:
+            make_voice(args, engine, options)
+            requests = _Requests(engine, options, voices)
+            pieces = requests.pieces(book.pieces)
+            # A text of one piece stays as the engine speaks it.
+            pauses = args.pause if len(pieces) > 1 or by_sentence else None
+            leveller = None if args.loudness is None else Leveller(args.loudness, engine.sample_rate)
+            with (
+                BookFiles(places, engine.sample_rate, keep_partial=args.keep_partial) as files,
+                progress_of(args, pieces) as progress,
+            ):
+                binder = BookBinder(files, book, engine.sample_rate, pauses, leveller)
+                told = narrate(engine, pieces, book.after_s, requests.of, binder, progress)
+            wrote = [name for place in places for name in (place.path, place.subtitles) if name is not None]
+            quiet = leveller.told() if leveller else []
+            report(args, wrote if output else [], engine, told, options, quiet)
+        if args.play:
+            play(Path(path))
+    return 0
+
+
+def _check_book_options(args: argparse.Namespace, output: str | None) -> dict[str, Voice]:
+    """Make the checks that need neither text nor model, and load the voices of --voices. `output`: as `checked_output`
+    returns it. Returns saved voices by their names. Raises RequestError: the options do not go together, or a value is
+    out of range. Raises VoiceError: a file in --voices is no voice."""
+    if args.split and output in ("-", None):
+        raise RequestError("--split chapters writes a file for each chapter: name them with --output, such as book.wav")
+    if args.split and args.play:
+        raise RequestError("--split chapters writes several files, and --play plays one: give one of the two")
+    if args.subtitles is not None:
+        check_subtitles(args.subtitles)
+    if args.voices is not None and not (args.speakers or args.voice):
+        raise RequestError("--voices has the voices for --speakers, or the one that --voice names: give both")
+    return voices_in(args.voices)
+
+
+def _places_of(args: argparse.Namespace, output: str, book: Book, tags: dict[str, str]) -> list[Place]:
+    """The checked places where the book's sound goes. `tags`: of the whole book. Raises TextError: there is nothing to
+    say. Raises RequestError: one of them cannot be written."""
+    check_words(book.pieces)
+    if not args.split:
+        return [Place(output, args.subtitles, tags_of(tags))]
+    count = len(book.titles)
+    subtitles = [None] * count if args.subtitles is None else numbered(args.subtitles, count)
+    each = [tags_of(tags, (n, title or str(n))) for n, title in enumerate(book.titles, 1)]
+    places = [Place(*parts) for parts in zip(numbered(output, count), subtitles, each, strict=True)]
+    for place in places:
+        check_writable("--output", place.path)
+        if place.subtitles is not None:
+            check_subtitles(place.subtitles)
+    return places
+
+
+class _Requests:
+    def __init__(self, engine: TTSEngine, options: RequestOptions, voices: dict[str, Voice]):
+        """`options`: for pieces that name no speaker. `voices`: saved voices, by the names that pieces may use."""
+        self._engine = engine
+        self._options = options
+        self._voices = voices
+
+    def pieces(self, pieces: list[Piece]) -> list[Piece]:
+        """The pieces, checked and cut to fit a slot. Raises SpeakerError: one names an unknown speaker. Raises
+        RequestError: as `TTSEngine.submit`."""
+        base = self._engine.variant == "base"
+        none = "name the folder of saved voices with --voices" if base else "this checkpoint has no named speakers"
+        check_speakers(pieces, [*self._engine.speakers, *self._voices], none)
+        pieces = fitting(self._engine, pieces, self.of)
+        if len(pieces) > 1:
+            self._options = joined(self._options)
+        return pieces
+
+    def of(self, piece: Piece) -> SpeechRequest:
+        """The request for one piece. A checkpoint's speaker takes precedence over a saved voice of the same name."""
+        who: RequestOptions = {}
+        if piece.speaker in self._engine.speakers:
+            who = {"speaker": piece.speaker, "voice": None}
+        elif piece.speaker is not None:
+            who = {"speaker": None, "voice": self._voices[piece.speaker]}
+        check_voice(self._engine.variant, self._options | who)
+        return self._engine.request(**self._options | who)
