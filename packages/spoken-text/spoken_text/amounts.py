@@ -4,9 +4,10 @@ amount, with its sign, scale, currency and both ends of a range, or none of it."
 import re
 from decimal import Decimal
 
-from spoken_text import currency, russian
+from spoken_text import currency
 from spoken_text.agreement import Agreement
 from spoken_text.rule import DASH, Around, Kept, Rules, ends_of, keep
+from spoken_text.ru import rules as russian
 from spoken_text.spoken import Spoken, num2words
 
 _SCALES = {

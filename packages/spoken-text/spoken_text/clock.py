@@ -2,7 +2,7 @@
 
 import re
 
-from spoken_text import korean
+from spoken_text.ko import rules as korean
 from spoken_text.rule import DASH, Around, Rules, Say, keep
 from spoken_text.spoken import Spoken
 

@@ -5,8 +5,8 @@ from math import gcd
 
 from spoken_text.european import MAY_BE_ROMAN
 from spoken_text.rule import Around, Rules, ends_of, keep
-from spoken_text.russian import KINGS as RUSSIAN_KINGS
-from spoken_text.russian import number as russian_number
+from spoken_text.ru.rules import KINGS as RUSSIAN_KINGS
+from spoken_text.ru.rules import number as russian_number
 from spoken_text.spoken import Spoken
 
 _CALLED = frozenset("call dial text phone tel notruf pin".split())

@@ -4,28 +4,20 @@ import re
 import threading
 from functools import cache, partial
 
-from spoken_text import (
-    amounts,
-    chinese,
-    clock,
-    currency,
-    east_asian,
-    english,
-    figures,
-    german,
-    japanese,
-    korean,
-    signs,
-    years,
-)
+from spoken_text import amounts, clock, currency, east_asian, figures, signs, years
 from spoken_text.agreement import Agreement
 from spoken_text.code import HARDWARE
+from spoken_text.de import rules as german
+from spoken_text.en import rules as english
 from spoken_text.european import European
+from spoken_text.ja import rules as japanese
+from spoken_text.ko import rules as korean
 from spoken_text.needed import needs
 from spoken_text.rule import Around, Kept, Rules, Say, keep, uncover
-from spoken_text.russian import Russian
+from spoken_text.ru.rules import Russian
 from spoken_text.spoken import Spoken, num2words
 from spoken_text.stage import is_cjk
+from spoken_text.zh import rules as chinese
 
 _ORDINAL_ENDS = {
     "en": r"(\d+)(?:st|nd|rd|th)\b",

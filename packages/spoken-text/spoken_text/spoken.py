@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
 
-from spoken_text import chinese, currency, korean
+from spoken_text import currency
 from spoken_text.agreement import feminine
 from spoken_text.errors import LanguageError
+from spoken_text.ko import rules as korean
 from spoken_text.languages import NAMES, primary_subtag
 from spoken_text.units import UNITS
+from spoken_text.zh import rules as chinese
 
 try:
     from num2words import num2words

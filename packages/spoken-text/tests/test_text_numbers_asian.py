@@ -3,8 +3,8 @@
 import pytest
 from test_text_rules import JA, KO, ZH, normalized
 
-from spoken_text.chinese import cardinal
-from spoken_text.korean import native
+from spoken_text.zh.rules import cardinal
+from spoken_text.ko.rules import native
 from spoken_text.normalize import NormalizerStream
 
 ROWS = [
