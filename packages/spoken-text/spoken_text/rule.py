@@ -1,8 +1,7 @@
 """What every rule for numbers is made of: a pattern, what to say for it, and what stands around its phrase."""
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
 
 Say = Callable[[re.Match[str]], str | None]
 """What to say for a match. None: another rule may read it."""
@@ -20,20 +19,6 @@ SEEN = 12
 _HIDDEN = 0x10FE00  # private use; text has none, because `Clean` removes it
 _DIGIT = re.compile(r"\d")
 _COVERED = re.compile(f"[{chr(_HIDDEN)}-{chr(_HIDDEN + 0xFF)}]")
-
-
-class Language(Protocol):
-    """What a rule needs of `spoken.Spoken`."""
-
-    @property
-    def pattern(self) -> str: ...
-    @property
-    def to(self) -> str: ...
-    @property
-    def minus(self) -> str: ...
-    def cardinal(self, value: str, mark: str = "") -> str: ...
-    def digits(self, digits: str) -> str: ...
-    def value(self, written: str) -> str: ...
 
 
 class Kept(str):
@@ -86,7 +71,6 @@ class Around:
         return "." if self.after[0].isupper() and not nouns_are_capital else ""
 
 
-def ends_of(words: str) -> str:
-    """A regular expression for any of the words, separated by blanks; "_" stands for a blank."""
-    ordered = sorted((word.replace("_", " ") for word in words.split()), key=len, reverse=True)
-    return "|".join(map(re.escape, ordered))
+def ends_of(words: Iterable[str]) -> str:
+    """A regular expression for any of the words, the longest first; "_" stands for a blank."""
+    return "|".join(re.escape(word.replace("_", " ")) for word in sorted(words, key=len, reverse=True))

@@ -2,27 +2,9 @@
 
 import re
 
-from spoken_text.rule import SUPERSCRIPTS, Around, Rules, ends_of
-from spoken_text.spoken import Spoken
+from spoken_text.rule import SUPERSCRIPTS, Rules, ends_of
+from spoken_text.spoken import Spoken, plain
 
-_WORDS = {
-    "en": {
-        "=": "equals", "+": "plus", "×": "times", "by": "by", "÷": "divided by", "-": "minus", "±": "plus or minus",
-        "≈": "approximately", "≥": "greater than or equal to", "≤": "less than or equal to", "≠": "not equal to",
-        ">": "greater than", "<": "less than", "more": "more than", "less": "less than", "~": "about", "to": "to",
-        "^": "to the power of", "²": "squared", "³": "cubed", "√": "the square root of",
-        "°": "degree degrees", "'": "minute minutes", '"': "second seconds",
-        "N": "north", "S": "south", "E": "east", "W": "west",
-    },
-    "de": {
-        "=": "gleich", "+": "plus", "×": "mal", "by": "mal", "÷": "geteilt durch", "-": "minus", "±": "plus minus",
-        "≈": "ungefähr", "≥": "größer oder gleich", "≤": "kleiner oder gleich", "≠": "ungleich",
-        ">": "größer als", "<": "kleiner als", "more": "mehr als", "less": "weniger als", "~": "etwa", "to": "bis",
-        "^": "hoch", "²": "hoch zwei", "³": "hoch drei", "√": "Wurzel aus",
-        "°": "Grad Grad", "'": "Minute Minuten", '"': "Sekunde Sekunden",
-        "N": "Nord", "S": "Süd", "E": "Ost", "O": "Ost", "W": "West",
-    },
-}  # fmt: skip
 FOLLOWERS = frozenset("+ +/- = × x · ÷ ± ≈ ≥ ≤ ≠ - − * / < > :".split())
 """Signs that may stand alone between numbers."""
 OPENERS = frozenset("= + ± ≈ ≥ ≤ ≠ > < ~ √".split())
@@ -31,25 +13,18 @@ _AMOUNT = r"[-−]?[$€£]?\d"
 _GROUPED = re.compile(r"\d{1,3}(?:[.,]\d{3})+")
 
 
-def rules(spoken: Spoken, around: Around) -> Rules:
+def rules(spoken: Spoken) -> Rules:
     """They come early and leave the numbers to the rules behind them."""
-    if spoken.code in _WORDS:
-        yield from _rules(spoken, around, spoken.code)
-        iban = r"(?<![\w-])([A-Z]{2})(\d\d)((?: [A-Z0-9]{4}){3,7}(?: [A-Z0-9]{1,3})?|[0-9]{10,30})(?!\w)"
-        yield iban, lambda f: f"{f[1]} {', '.join(_one_by_one(spoken, part) for part in [f[2], *f[3].split()])}"
-
-
-def _rules(spoken: Spoken, around: Around, code: str) -> Rules:
-    words = _WORDS[code]
-    yield from _degrees(spoken, words)
-    yield from _clocks(spoken, around, words)
+    around, words = spoken.around, spoken.table("signs")
+    yield from _degrees(spoken)
+    yield from _clocks(spoken)
     yield r"(?<=\d) ?\+/[-−] ?(?=\d)", lambda f: f" {words['±']} "
     yield r"(?<=\d) ?\+ ?(?=[\d(])|(?<=\d[a-z]) \+ (?=\d)", lambda f: f" {words['+']} "
     yield (
         r"(?<=\d) ([+=]) (?=[A-Za-z][\^²³\d])|^([+=]) (?=[A-Za-z]{1,2}\^)",
         lambda f: f" {words[f[1]]} " if f[1] else f"{words[f[2]]} ",
     )
-    yield from _powers(spoken, words)
+    yield from _powers(spoken)
 
     def by(found: re.Match[str]) -> str:
         is_sum = "=" in found.string or (found[2] == " × " and not around.after)
@@ -60,7 +35,7 @@ def _rules(spoken: Spoken, around: Around, code: str) -> Rules:
     yield r"(?<=\d) ?(?<!\*)\*(?!\*) ?(?=\d)", lambda f: f" {words['×']} "
     yield r"(?<=\d) ?· ?(?=\d)", lambda f: f" {words['×']} "
     yield r"(?<=\d) ?÷ ?(?=\d)", lambda f: f" {words['÷']} "
-    divided = "[/:]" if code == "de" else "/"
+    divided = "[/:]" if spoken.code == "de" else "/"
     yield rf"(?<=\d) {divided} (?=\d[\d.,]{{0,20}} =)", lambda f: f" {words['÷']} "
 
     def minus(found: re.Match[str]) -> str | None:
@@ -97,6 +72,8 @@ def _rules(spoken: Spoken, around: Around, code: str) -> Rules:
 
     yield rf"(?<![\w=<>/-])[<>](?={_AMOUNT})(?!\d{{1,9}}>)", compared
     yield r"√ ?(?=\d)", lambda f: f"{words['√']} "
+    iban = r"(?<![\w-])([A-Z]{2})(\d\d)((?: [A-Z0-9]{4}){3,7}(?: [A-Z0-9]{1,3})?|[0-9]{10,30})(?!\w)"
+    yield iban, lambda f: f"{f[1]} {', '.join(_one_by_one(spoken, part) for part in [f[2], *f[3].split()])}"
 
 
 def _one_by_one(spoken: Spoken, written: str) -> str:
@@ -113,35 +90,36 @@ def season(spoken: Spoken, found: re.Match[str]) -> str | None:
     return f"{spoken.year(found[1])} {spoken.year(found[3]) if len(found[3]) == 4 else spoken.cardinal(found[3])}"
 
 
-def rates(spoken: Spoken, names: dict[str, str], per: str) -> Rules:
-    """10 mg/kg. `names`: what may stand behind the bar."""
-    units = "|".join(sorted((re.escape(unit) for unit in spoken.units if unit != "%"), key=len, reverse=True))
+def rates(spoken: Spoken, per: str) -> Rules:
+    """10 mg/kg"""
+    units, names = spoken.unit_names, spoken.table("rates")
 
     def say(found: re.Match[str]) -> str | None:
         written, unit, behind = found.groups()
         if f"{unit}/{behind}" in spoken.units:
             return None
-        said = spoken.counted(spoken.value(written), unit, "," if re.search(r",\d+$", written) else ".")
+        said = spoken.counted_as(written, unit)
         return said and f"{said} {per} {names[behind]}"
 
     hundred = rf"(?<![\w.,/-])({spoken.pattern}) ?({units})/(?=\d{{1,4}} ?(?:{units})(?!\w))"
-    mark = spoken.decimal
-    yield hundred, lambda f: f"{spoken.counted(spoken.value(f[1]), f[2], mark if mark in f[1] else '')} {per} "
-    yield rf"(?<![\w.,/-])({spoken.pattern}) ?({units})/({ends_of(' '.join(names))})(?![\w²³/])", say
+    yield hundred, lambda f: f"{spoken.counted_as(f[1], f[2])} {per} "
+    yield rf"(?<![\w.,/-])({spoken.pattern}) ?({units})/({ends_of(names)})(?![\w²³/])", say
 
 
-def _powers(spoken: Spoken, words: dict[str, str]) -> Rules:
+def _powers(spoken: Spoken) -> Rules:
+    words = spoken.table("signs")
+
     def power(written: str) -> str:
         if written in ("2", "3"):
             return f" {words['²' if written == '2' else '³']}"
         minus = f"{words['-']} " if written[0] in "-−" else ""
         return f" {words['^']} {minus}{spoken.cardinal(written.lstrip('-−'))}"
 
-    names = "|".join(sorted((re.escape(unit) for unit in spoken.units), key=len, reverse=True))
+    names = ends_of(spoken.units)
     unit = rf"(?: ({names})(?![\w²³/]))?"
 
     def measured(written: str, unit: str | None) -> str:
-        return power(written) + (f" {[form for form in spoken.units[unit] if form != 'f'][-1]}" if unit else "")
+        return power(written) + (f" {plain(spoken.units[unit])[-1]}" if unit else "")
 
     yield rf"(?<=[\d)A-Za-z])\^[({{]?([-−]?\d{{1,4}})[)}}]?(?![\w.^]){unit}", lambda f: measured(f[1], f[2])
     high = rf"(?<![\d.,])(\d{{1,2}})([⁻]?[⁰¹²³⁴-⁹]{{1,4}})(?!\w){unit}"
@@ -153,9 +131,9 @@ def _powers(spoken: Spoken, words: dict[str, str]) -> Rules:
     )
 
 
-def _clocks(spoken: Spoken, around: Around, words: dict[str, str]) -> Rules:
+def _clocks(spoken: Spoken) -> Rules:
     """2024-05-06T10:30:00Z, at 10:30:45, 1:30 min, 1:23.45."""
-    link = "and" if spoken.code == "en" else "und"
+    around, link = spoken.around, "and" if spoken.code == "en" else "und"
 
     def exact(hour: str, minute: str, second: str | None) -> str:
         said = spoken.at_time(hour, minute)
@@ -213,8 +191,9 @@ def _clocks(spoken: Spoken, around: Around, words: dict[str, str]) -> Rules:
     yield rf"(?<![\w.,:/-])(\d{{1,2}}):([0-5]\d)({mark})(\d{{1,3}})(?![\w:/]|[.,]\d)", lap
 
 
-def _degrees(spoken: Spoken, words: dict[str, str]) -> Rules:
+def _degrees(spoken: Spoken) -> Rules:
     """48°51'N, 40°42'46" N."""
+    words = spoken.table("signs")
 
     def part(number: str | None, sign: str) -> str:
         if not number:

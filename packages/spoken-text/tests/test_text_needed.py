@@ -5,7 +5,7 @@ from text_table import PAGE, page, rows
 
 from spoken_text.needed import needs
 from spoken_text.numbers import Numbers
-from spoken_text.spoken import LANGUAGES
+from spoken_text.spoken import LANGUAGES, spoken_in
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_what_a_pattern_needs(pattern, signs):
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_rule_matches_no_text_without_a_sign_that_it_needs(language):
-    rules = [(needed, pattern) for needed, pattern, _ in Numbers(LANGUAGES[language])._rules if needed]
+    rules = [(needed, pattern) for needed, pattern, _ in Numbers(spoken_in(language))._rules if needed]
     texts = {text for _, _, written, said in rows() for text in (written, said)}
     texts |= {word for text in texts for word in text.split()}
     assert sum(any(pattern.search(text) for text in texts) for _, pattern in rules) > len(rules) / 2

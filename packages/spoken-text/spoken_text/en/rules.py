@@ -4,93 +4,39 @@ import re
 from math import gcd
 
 from spoken_text.rule import DASH, Around, Rules, ends_of, keep
-from spoken_text.signs import SEASON, rates, season
+from spoken_text.signs import FOLLOWERS, OPENERS, SEASON, rates, season
+from spoken_text.signs import rules as sign_rules
 from spoken_text.spoken import Spoken
 
-_BEFORE = (
-    "No number, Nos numbers, no number, nos numbers, Fig figure, Figs figures, fig figure, figs figures, p page, pp "
-    "pages, Vol volume, vol volume, Vols volumes, Ch chapter, ch chapter, Chs chapters, Sec section, Secs sections, "
-    "Eq equation, Eqs equations, Art article, Arts articles, approx approximately, Approx approximately, ca circa, "
-    "c circa, b born, d died, § section, §§ sections, ¶ paragraph, Apt apartment, Rm room, Ste suite"
-)
-_LONG = dict(row.split() for row in _BEFORE.split(", "))
 _MONTHS = "Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec"
-OPENERS = frozenset([f"{name}." for name in _LONG if name[0] not in "§¶"] + ["§", "§§", "¶", *_MONTHS.split("|")])
-OPENERS |= {f"{month}." for month in _MONTHS.split("|")}
-"""Words that wait for the number behind them."""
-FOLLOWERS = frozenset("sq cu hours minutes dollars euros pounds francs".split())
 
-_NUMBERED = frozenset("flight room track item order case ref serial account page phone tel id part model issue".split())
-_SLASHED = {"24/7": "twenty-four seven", "9/11": "nine eleven", "50/50": "fifty-fifty", "20/20": "twenty twenty"}
-_RATED = frozenset("rated rate rating score scored scores give gave it film movie album book game solid got".split())
-_STEPS = frozenset("step part page level phase chapter slide day round episode question week lesson".split())
-_DATED = frozenset("on by from until till since before after due".split())
-_RACES = frozenset("run race walk jog runs races fun charity runner course".split())
-_LENGTHS = frozenset(
-    "final finals race run runs sprint dash freestyle hurdles backstroke butterfly breaststroke relay hike walk record "
-    "mark world champion event radius swim drop screen lens bag bottle bar".split()
-)
-_THAN = frozenset(
-    "faster slower more less larger bigger smaller higher lower better worse cheaper longer shorter greater stronger "
-    "fewer quicker the as".split()
-)
-_PER = (
-    "mo month, month month, yr year, year year, hr hour, hour hour, h hour, day day, d day, wk week, week week, night "
-    "night, min minute, minute minute, s second, sec second, second second, kg kilogram, lb pound, oz ounce, g gram, "
-    "gal gallon, gallon gallon, mi mile, mile mile, km kilometer, l liter, L liter, mL milliliter, ml milliliter, dL "
-    "deciliter, kWh kilowatt_hour, MWh megawatt_hour, person person, user user, seat seat, share share, ton ton, "
-    "barrel barrel, piece piece, token token, m² square_meter, m³ cubic_meter, head head, unit unit"
-)
-_RATES = {row.split()[0]: row.split()[1].replace("_", " ") for row in _PER.split(", ")}
-_MODELS = frozenset(
-    "RTX GTX RX Ryzen Flight flight Room room Suite suite Route route Highway highway Form BA AA UA DL LH AF".split()
-)
-_STATES = frozenset(
-    "AL AK AZ AR CA CO CT DE FL GA HI ID IL IN IA KS KY LA ME MD MA MI MN MS MO MT NE NV NH NJ NM NY NC ND OH OK OR PA "
-    "RI SC SD TN TX UT VT VA WA WV WI WY DC zip ZIP".split()
-)
-_NO_YEAR = frozenset("people men women children of more other different percent million billion square dozen".split())
-_BEFORE_YEAR = frozenset("the of this last next and to or that a through born died".split())
-_BEFORE_COUNT = frozenset(
-    "equals plus minus times by than about over only exactly nearly least most another some all every number roughly "
-    "almost approximately up reached costs cost paid weighs total score".split()
-)
-_SINGULAR_S = frozenset("olympics was is as has does his this its us s games series elections census".split())
-_NO_NOUN = frozenset(
-    "a an the of in from to at and or away for per each on as than off more less he she it they we you i who that "
-    "which is was were are will would by with when if but every toward into over under against back up down".split()
-)
-_COUNTED = frozenset(
-    "people users views subscribers followers jobs tonnes tons barrels homes households voters viewers copies cars "
-    "vehicles workers residents children refugees tourists passengers fans customers visitors downloads deaths cases "
-    "doses shares units acres years parameters members employees women men".split()
-)
 _SMALL_PARTS = {16: "sixteenth", 32: "thirty-second", 64: "sixty-fourth", 100: "hundredth"}
 
 
-def stop(around: Around, found: re.Match[str], month: str) -> str:
+def _stop(around: Around, found: re.Match[str], month: str) -> str:
     """The full stop that a match took behind a month: it may be an abbreviation's, the sentence's, or both."""
     if found[0][-1] != ".":
         return ""
     return "." if found[0].endswith(f"{month}.") else around.stop(found, False)
 
 
-def pairs(spoken: Spoken, written: str) -> str:
+def _pairs(spoken: Spoken, written: str) -> str:
     """Four digits as a year is said: forty ninety, ten eighty."""
     return spoken.year(written) if written[0] != "0" else spoken.digits(written)
 
 
-def first(spoken: Spoken, around: Around) -> Rules:
+def _first(spoken: Spoken) -> Rules:
     """What no other rule may take apart."""
+    around = spoken.around
     number = spoken.pattern
-    yield from _abbreviations(spoken, around)
+    yield from _abbreviations(spoken)
     feet = r"(?<![\w.,])([2-8])(?:['’′](\d|1[01])(?:[\"”″]|''|(?![\w.,'’/]|[.,]\d))|['’′] (\d|1[01])[\"”″])(?!\w)"
     yield feet, lambda f: f"{spoken.cardinal(f[1])} foot {spoken.cardinal(f[2] or f[3])}"
-    yield from _slashes(spoken, around)
-    yield from _periods(spoken, around)
-    yield from _dates(spoken, around)
+    yield from _slashes(spoken)
+    yield from _periods(spoken)
+    yield from _dates(spoken)
     yield from _large(spoken)
-    yield from _digits(spoken, around)
+    yield from _digits(spoken)
     yield r"(?<![\w.,])401\(?k\)?(?!\w)", lambda f: "four oh one k"
     verse = r"(?<![\d:.,/-])(\d{1,3}):(\d{1,3})[-–](\d{1,3})(?![\d:]|[.,]\d|/)"
     yield verse, lambda f: f"{spoken.cardinal(f[1])} {spoken.cardinal(f[2])} to {spoken.cardinal(f[3])}"
@@ -98,58 +44,61 @@ def first(spoken: Spoken, around: Around) -> Rules:
     yield free, lambda f: f"one, {spoken.cardinal(f[1]) if f[1][1:] == '00' else spoken.digits(f[1])}, {f[2]}"
     yield r"(?<![\w.,])(2160|1440|1080|720|480|360)p(?=[\d ]|\W|$)(?:(\d\d))?(?!\w)", lambda f: _screen(spoken, f)
     # i7-9700K, 5800X: but 9700K alone may be a scale
-    yield r"(?<=[A-Za-z]\d-)(\d\d[1-9]\d|\d\d00)(?=[A-Z]{1,2}(?!\w))", lambda f: pairs(spoken, f[1])
-    yield r"(?<![\w.,-])([3-9]\d[05]0)(?=XT?(?!\w))", lambda f: pairs(spoken, f[1])
+    yield r"(?<=[A-Za-z]\d-)(\d\d[1-9]\d|\d\d00)(?=[A-Z]{1,2}(?!\w))", lambda f: _pairs(spoken, f[1])
+    yield r"(?<![\w.,-])([3-9]\d[05]0)(?=XT?(?!\w))", lambda f: _pairs(spoken, f[1])
     model = r"^([1-9]\d{3})(?![\w.,:/-]*\w)"
-    yield model, lambda f: pairs(spoken, f[1]) if around.before in _MODELS and f[1][1:] != "000" else None
+    yield (
+        model,
+        lambda f: _pairs(spoken, f[1]) if around.before in spoken.words("models") and f[1][1:] != "000" else None,
+    )
     zip_code = r"^(\d{5})(?:-(\d{4}))?(?![\w-]|[.,]\d)"
-    yield zip_code, lambda f: _zip(spoken, f) if around.before.rstrip(",:") in _STATES else None
+    yield zip_code, lambda f: _zip(spoken, f) if around.before.rstrip(",:") in spoken.words("states") else None
     yield r"\b(noon|midnight)[-–](?=\d)", lambda f: f"{f[1]} to "
     yield r"(?<=\d)( ?[ap]\.?m\.?) ?[-–] ?(noon|midnight)\b", lambda f: f"{f[1]} to {f[2]}"
 
     def race(found: re.Match[str]) -> str | None:
-        is_race = around.word_after(found) in _RACES or around.before.lower() in ("ran", "run", "running")
+        is_race = around.word_after(found) in spoken.words("races") or around.before.lower() in (
+            "ran",
+            "run",
+            "running",
+        )
         is_race |= around.before.lower() in ("a", "his", "her", "my", "our")
         return f"{spoken.cardinal(found[1])} K" if is_race else None
 
     yield r"(?<![\w.,-])(\d{1,2})[kK](?!\w)", race
     times = rf"(?<![\w.,$€£-])({number})x(?![\w/*+=-])"
-    yield times, lambda f: f"{_said(spoken, f[1])} times" if around.word_after(f) in _THAN else None
-    yield rf"(?<![\w.,-])({number}) ?¢", lambda f: f"{_said(spoken, f[1])} {'cent' if f[1] == '1' else 'cents'}"
-    yield from _units(spoken, around)
+    yield times, lambda f: f"{spoken.said(f[1])} times" if around.word_after(f) in spoken.words("than") else None
+    yield rf"(?<![\w.,-])({number}) ?¢", lambda f: f"{spoken.said(f[1])} {'cent' if f[1] == '1' else 'cents'}"
+    yield from _units(spoken)
     coins = r"(?<![\w.,-])(\d{1,6}|\d{1,3}(?:,\d{3})+)\.(\d\d) ?(dollars|euros|pounds|francs)(?!\w)"
     yield coins, lambda f: _coins(spoken, f)
 
 
-def last(spoken: Spoken, around: Around) -> Rules:
+def _last(spoken: Spoken) -> Rules:
     """Rates, and amounts before a noun, once they are words."""
+
+    around = spoken.around
 
     def one(found: re.Match[str]) -> str | None:
         """A $5 bill."""
         after = around.after.rstrip(".,;:!?)")
-        noun = after.isalpha() and after.islower() and after not in _NO_NOUN
+        noun = after.isalpha() and after.islower() and after not in spoken.words("no_noun")
         is_bill = after in ("bill", "bills", "note", "notes", "coin", "coins")
         return found[1] if is_bill or (noun and around.before.lower() in ("a", "an", "another")) else None
 
     yield r"\b(dollar|pound|euro)s$", one
-    names = ends_of(" ".join(name for name in spoken.units if len(name) > 1))
+    names = ends_of(name for name in spoken.units if len(name) > 1)
     yield rf"(?<=(?:illion|ousand) )({names})$", lambda f: spoken.units[f[1]][1]
-    per = ends_of(" ".join(_RATES))
+    per = ends_of(spoken.table("rates"))
     yield (
         rf"(?<=[a-z]{{3}})/(\d{{1,4}} )?({per})(?:\.(?=,| [a-z]))?(?![\w²³])",
-        lambda f: f" per {f[1] or ''}{_RATES[f[2]]}",
+        lambda f: f" per {f[1] or ''}{spoken.table('rates')[f[2]]}",
     )
-
-
-def _said(spoken: Spoken, written: str) -> str:
-    return spoken.cardinal(spoken.value(written))
 
 
 def _screen(spoken: Spoken, found: re.Match[str]) -> str:
     rate = f" {spoken.cardinal(found[2])}" if found[2] else ""
-    said = (
-        pairs(spoken, found[1]) if len(found[1]) == 4 else f"{_said(spoken, found[1][0])} {_said(spoken, found[1][1:])}"
-    )
+    said = _pairs(spoken, found[1]) if len(found[1]) == 4 else f"{spoken.said(found[1][0])} {spoken.said(found[1][1:])}"
     return f"{said} p{rate}"
 
 
@@ -162,50 +111,57 @@ def _coins(spoken: Spoken, found: re.Match[str]) -> str | None:
     return spoken.money(f"{found[1].replace(',', '')}.{found[2]}", code)
 
 
-def _abbreviations(spoken: Spoken, around: Around) -> Rules:
-    names = ends_of(" ".join(name for name in _LONG if name[0] not in "§¶"))
+def _abbreviations(spoken: Spoken) -> Rules:
+    around = spoken.around
+    names = ends_of(name for name in spoken.table("abbreviations") if name[0] not in "§¶")
 
     def say(found: re.Match[str]) -> str | None:
         name, start = found[2], not around.before or around.before[-1] in ".?!:;"
         small = around.after[:1].islower()
-        if name == "no" and around.before.lower() not in _NUMBERED and (small or start):
+        if name == "no" and around.before.lower() not in spoken.words("numbered") and (small or start):
             return None
         if name in ("No", "Nos") and start and small:
             return None
         if name in ("c", "ca", "b", "d") and not re.match(r"\d{3,4}(?!\d)", found.string[found.end() :]):
             return None
-        said = _LONG[name]
+        said = spoken.table("abbreviations")[name]
         return f"{found[1]}{said.capitalize() if name[0].isupper() and name[:2] != 'No' else said} "
 
     yield rf"^([(\[\"“'‘]?)({names})\. ?(?=[$€£]?\d)", say
     sections = r"(?:^|(?<=[(\[ ]))(§§?|¶) ?(?=\d)"
-    yield sections, lambda f: f"{_LONG[f[1]]} "
+    yield sections, lambda f: f"{spoken.table('abbreviations')[f[1]]} "
     full = {name[:3]: name for name in spoken.months}
     day = r"(?:[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?(?![\d:.]\d|\d|%|[-–]\d{3})"
     month = rf"^([(\[\"“]?)({_MONTHS})\.? (?={day}|(?:1[5-9]|20)\d\d(?!\d))"
     yield month, lambda f: f"{f[1]}{full[f[2][:3]]} "
 
 
-def _slashes(spoken: Spoken, around: Around) -> Rules:
+def _slashes(spoken: Spoken) -> Rules:
+    around = spoken.around
+
     def say(found: re.Match[str]) -> str | None:
-        if found[0] in _SLASHED:
-            return _SLASHED[found[0]]
+        if phrase := spoken.table("phrases").get(found[0]):
+            return phrase
         if found[1].isdecimal() and int(found[1]) + int(found[2]) == 100 and int(found[2]) % 5 == 0:
             return f"{spoken.cardinal(found[1])} {spoken.cardinal(found[2])}"
         before, after, bottom = around.word_before(found), around.word_after(found), int(found[2])
         if "." in found[1]:
             sure = bottom in (5, 10) and float(found[1]) <= bottom
-            return f"{_said(spoken, found[1])} out of {spoken.cardinal(found[2])}" if sure else keep(found[0])
+            return f"{spoken.said(found[1])} out of {spoken.cardinal(found[2])}" if sure else keep(found[0])
         top = int(found[1])
         top_said, bottom_said = spoken.cardinal(found[1]), spoken.cardinal(found[2])
         if 90 <= top <= 250 and 40 <= bottom <= 130 and top > bottom:
             return f"{top_said} over {bottom_said}"
         between = before in ("to", "and", "through") and re.fullmatch(r"\d\d?/\d\d?", around.earlier)
-        if (before in _DATED or between) and 1 <= top <= 12:
+        if (before in spoken.words("before_day") or between) and 1 <= top <= 12:
             return f"{spoken.months[top - 1]} {spoken.ordinal(found[2])}" if 13 <= bottom <= 31 else keep(found[0])
-        if before in _STEPS and top <= bottom:
+        if before in spoken.words("steps") and top <= bottom:
             return f"{top_said} of {bottom_said}"
-        if before in _RATED and top <= bottom or (bottom == 10 and 1 < top and after.endswith("s") and after.islower()):
+        if (
+            before in spoken.words("rated")
+            and top <= bottom
+            or (bottom == 10 and 1 < top and after.endswith("s") and after.islower())
+        ):
             return f"{top_said} out of {bottom_said}"
         rated = bottom in (5, 10, 100) and top <= bottom and after != "of"
         if rated and (after.startswith("star") or top == bottom or gcd(top, bottom) > 1):
@@ -232,7 +188,8 @@ def _slashes(spoken: Spoken, around: Around) -> Rules:
     yield short, lambda f: spoken.on_date(f"{'20' if f[3] < '40' else '19'}{f[3]}", int(f[1]), f[2])
 
 
-def _periods(spoken: Spoken, around: Around) -> Rules:
+def _periods(spoken: Spoken) -> Rules:
+    around = spoken.around
     yield r"(?<=FY)(20\d\d)(?!\w)", lambda f: spoken.year(f[1])
     yield SEASON, lambda f: season(spoken, f)
     both = rf"(?<![\w.,:/-])((?:1[1-9]|20)\d0|\d0)s ?{DASH} ?(?=['’]?(?:(?:1[1-9]|20)\d|\d)0s\b)"
@@ -249,8 +206,9 @@ def _periods(spoken: Spoken, around: Around) -> Rules:
     yield hours, opened
 
 
-def _dates(spoken: Spoken, around: Around) -> Rules:
+def _dates(spoken: Spoken) -> Rules:
     """15-Jan-2024, 15.01.2024. Where both numbers may be the month, they stay."""
+    around = spoken.around
     names = "|".join(spoken.months)
     named = rf"(?<![\w.,:/-])(\d\d?)-({names}|{_MONTHS})-(\d{{4}}|\d\d)(?![\w-])"
 
@@ -268,7 +226,7 @@ def _dates(spoken: Spoken, around: Around) -> Rules:
         if not 1 <= int(found[1]) < int(found[2]) <= 31:
             return None
         month = full[found[3][:3]]
-        year = f", {spoken.year(found[4])}" if found[4] else stop(around, found, month)
+        year = f", {spoken.year(found[4])}" if found[4] else _stop(around, found, month)
         return f"the {spoken.ordinal(found[1])} to the {spoken.ordinal(found[2])} of {month}{year}"
 
     yield span, two
@@ -304,8 +262,9 @@ def _large(spoken: Spoken) -> Rules:
     yield large, lambda f: "zeroth" if f[1] == "0" else spoken.ordinal(f[1].replace(",", ""))
 
 
-def _digits(spoken: Spoken, around: Around) -> Rules:
+def _digits(spoken: Spoken) -> Rules:
     """Codes, thousands of things, decimals without a zero."""
+    around = spoken.around
     codes = frozenset("extension ext code passcode otp".split())
 
     def one_by_one(found: re.Match[str]) -> str | None:
@@ -326,42 +285,46 @@ def _digits(spoken: Spoken, around: Around) -> Rules:
     yield r"^(10|100|1,?000)s$", lambda f: many[f[1]] if around.after == "of" else None
     yield r"(?<![\w.,$€£-])\.(\d{1,5})(?![\d.]|,\d)", lambda f: f"point {spoken.digits(f[1])}"
     million = rf"^({spoken.pattern})m$"
-    yield million, lambda f: f"{_said(spoken, f[1])} million" if around.after.rstrip(".,;:") in _COUNTED else None
+    yield (
+        million,
+        lambda f: f"{spoken.said(f[1])} million" if around.after.rstrip(".,;:") in spoken.words("counted") else None,
+    )
     screen = r"(?<![\w.,-])(\d{3,4})[x×](\d{3,4})(?![\w×]|[.,]\d)"
 
     def side(written: str) -> str:
         return (
-            pairs(spoken, written) if len(written) == 4 and written[1] + written[2] != "00" else _said(spoken, written)
+            _pairs(spoken, written) if len(written) == 4 and written[1] + written[2] != "00" else spoken.said(written)
         )
 
     yield screen, lambda f: f"{side(f[1])} by {side(f[2])}"
     yield r"(?<=[\d½¼¾⅓⅔⅛] )(tsp|tbsp|oz|lb)\.$", lambda f: f[1] if around.after[:1].islower() else None
 
 
-def _units(spoken: Spoken, around: Around) -> Rules:
+def _units(spoken: Spoken) -> Rules:
+    around = spoken.around
     number = spoken.pattern
-    names = "|".join(sorted((re.escape(unit) for unit in spoken.units if unit != "%"), key=len, reverse=True))
-    yield from rates(spoken, _RATES, "per")
+    names = spoken.unit_names
+    yield from rates(spoken, "per")
     yield (
         rf"(?<![\w.,/])({number})-({names})(?![\w²³/.']|-\d)",
-        lambda f: f"{_said(spoken, f[1])}-{spoken.units[f[2]][0]}" if f[2] not in ("°", "h", "s") else None,
+        lambda f: f"{spoken.said(f[1])}-{spoken.units[f[2]][0]}" if f[2] not in ("°", "h", "s") else None,
     )
 
     def size(found: re.Match[str]) -> str | None:
         """A 5 km run, the 100m final."""
         before, after = around.word_before(found), around.after.rstrip(".,;:!?)")
-        if not after.isalpha() or not after.islower() or after in _NO_NOUN:
+        if not after.isalpha() or not after.islower() or after in spoken.words("no_noun"):
             return None
-        if before in ("a", "an") or (before == "the" and after in _LENGTHS) or after in ("lens", "film"):
-            return f"{_said(spoken, found[1])} {spoken.units[found[2]][0]}"
+        if before in ("a", "an") or (before == "the" and after in spoken.words("lengths")) or after in ("lens", "film"):
+            return f"{spoken.said(found[1])} {spoken.units[found[2]][0]}"
         return None
 
     yield rf"^({number}) ?({names})$", size
 
     def inches(found: re.Match[str]) -> str | None:
         after = around.after.rstrip(".,;:!?)")
-        noun = after.isalpha() and after.islower() and after not in _NO_NOUN
-        return f"{_said(spoken, found[1])} inch" if noun and around.before.lower() in ("a", "an", "the") else None
+        noun = after.isalpha() and after.islower() and after not in spoken.words("no_noun")
+        return f"{spoken.said(found[1])} inch" if noun and around.before.lower() in ("a", "an", "the") else None
 
     yield rf"^({number})[\"″]$", inches
     area = rf"(?<![\w.,-])({number}) (sq|cu)\.? ?(ft|mi|km|m|yd)\.?(?!\w)"
@@ -370,29 +333,109 @@ def _units(spoken: Spoken, around: Around) -> Rules:
 
     def spread(found: re.Match[str]) -> str:
         one = found[1] == "1" or around.word_after(found) in homes
-        return f"{_said(spoken, found[1])} {kinds[found[2]]} {spoken.units[found[3]][not one]}"
+        return f"{spoken.said(found[1])} {kinds[found[2]]} {spoken.units[found[3]][not one]}"
 
     yield area, spread
 
 
-def years(spoken: Spoken, around: Around) -> Rules:
+def _years(spoken: Spoken) -> Rules:
     """Four digits that stand as a year does: the 2024 election, from 1914 to 1918."""
+
+    around = spoken.around
 
     def say(found: re.Match[str]) -> str | None:
         before, after = around.word_before(found), around.word_after(found)
         raw = (found.string[: found.start()].split() or [around.before])[-1]
-        many = after.endswith("s") and after.islower() and after not in _SINGULAR_S and not after.endswith("'s")
+        many = (
+            after.endswith("s")
+            and after.islower()
+            and after not in spoken.words("singular_s")
+            and not after.endswith("'s")
+        )
         if before in ("h1", "h2", "fy"):
             return spoken.year(found[1])
-        if many or after.lower() in _NO_YEAR or after in spoken.units or after in ("USD", "EUR", "GBP"):
+        if many or after.lower() in spoken.words("no_year") or after in spoken.units or after in ("USD", "EUR", "GBP"):
             return None
         named = raw[:1].isupper() and raw[1:].isalpha() and len(raw) > 1 and "1900" <= found[1]
         owner = raw.endswith(("'s", "’s"))
         behind = after[:1].isupper() and after[1:2].islower() and not after.endswith("s")
         cited = "1900" <= found[1] and found.string[found.end() :][:1] == ")"
-        if cited or before in _BEFORE_YEAR and (found[1] >= "1500") or named or owner or behind:
+        if cited or before in spoken.words("before_year") and (found[1] >= "1500") or named or owner or behind:
             return spoken.year(found[1])
         likely = "1500" <= found[1] < "2000" or "2010" <= found[1]
-        return spoken.year(found[1]) if likely and before not in _BEFORE_COUNT else None
+        return spoken.year(found[1]) if likely and before not in spoken.words("before_count") else None
 
     yield r"(?<![\w.,:/%-])(1[1-9]\d\d|20[0-4]\d)(?![\w%]|[.,]\d|[:/-]\d| ?[$€£°])", say
+
+
+class Language(Spoken):
+    ordinal_ends = r"(?:st|nd|rd|th)\b"
+
+    def __init__(self, code: str):
+        super().__init__(code)
+        months = [*_MONTHS.split("|"), *(f"{month}." for month in _MONTHS.split("|"))]
+        names = (name if name[0] in "§¶" else f"{name}." for name in self.table("abbreviations"))
+        self.openers = OPENERS.union(names, months)
+        self.followers = FOLLOWERS | self.words("unit_nouns")
+
+    def many(self, sign: str) -> str:
+        said = super().many(sign)
+        return "euros" if said == "euro" else said
+
+    def currency(self, sign: str) -> str:
+        """ "kr" may be one of five."""
+        return "" if sign == "kr" else super().currency(sign)
+
+    def king(self, number: str, is_queen: bool) -> str:
+        return f"the {self.ordinal(number)}"
+
+    def on_date(self, year: str, month: int, day: str, end: str = "") -> str:
+        return f"{self.months[month - 1]} {self.ordinal(day)}" + (f", {self.year(year)}" if year else "")
+
+    def at_time(self, hour: str, minute: str, half: str = "") -> str:
+        hours, minutes = self.cardinal(str(int(hour))), self.cardinal(str(int(minute)))
+        if int(minute):
+            return f"{hours} {'oh ' if int(minute) < 10 else ''}{minutes} {half}".strip()
+        return f"{hours} {half}" if half else f"{hours} o'clock" if int(hour) <= 12 else f"{hours} hundred hours"
+
+    def holds(self, word: str, held: str) -> bool:
+        if held.lower() in ("a.m.", "p.m.", "sq."):
+            return word in ("–", "-", "ft", "mi", "km")
+        return held[-1] == "," and bool(re.fullmatch(r"\d{4}", word))
+
+    def first(self) -> Rules:
+        yield from _first(self)
+        yield from sign_rules(self)
+
+    def years_last(self) -> Rules:
+        return _years(self)
+
+    def last(self) -> Rules:
+        return _last(self)
+
+    def named_months(self, months: str) -> Rules:
+        lower = "|".join(name.lower() for name in self.months if name not in ("March", "May"))
+        month = rf"((?:{months}|{_MONTHS}|{lower})\b\.?)"
+        year, ends = r"(?:,? (\d{4})(?!\d|,\d))?", r"(?:st|nd|rd|th)?"
+
+        def say(found: re.Match[str], name: str, day: str, year: str | None) -> str | None:
+            if not 1 <= int(day) <= 31:
+                return None
+            said = f", {self.year(year)}" if year else ""
+            name = next(known for known in self.months if known.startswith(name[:3].title()))
+            if found[1][0].isalpha():
+                return f"{name} {self.ordinal(day)}{said}"
+            the = "" if self.around.word_before(found) == "the" else "the "
+            return f"{the}{self.ordinal(day)} of {name}{said}{_stop(self.around, found, name)}"
+
+        yield rf"\b{month} (\d\d?){ends}(?![\d:]){year}", lambda f: say(f, f[1], f[2], f[3])
+        yield rf"(?<![\d.,])(\d\d?){ends} {month}{year}", lambda f: say(f, f[2], f[1], f[3])
+
+        def alone(found: re.Match[str]) -> str | None:
+            before = self.around.before.rstrip(".,")
+            before = before if before in ("may", "march", "mar") else before.title()
+            if before not in {*self.months, *_MONTHS.split("|")} or not 1 <= int(found[1]) <= 31:
+                return None
+            return self.ordinal(found[1]) + (f", {self.year(found[2])}" if found[2] else "")
+
+        yield r"^(\d\d?)(?:st|nd|rd|th)?(?:,? (\d{4}))?(?![\d:])(?!,\d)", alone

@@ -2,79 +2,20 @@
 gender. Where they do not, the figure stays."""
 
 import re
+from decimal import Decimal
 
-from spoken_text.european import number_of
-from spoken_text.rule import DASH, Around, Kept, Rules, keep
-from spoken_text.spoken import Spoken, num2words
+from spoken_text.european import European, number_of
+from spoken_text.rule import DASH, Kept, Rules, keep
+from spoken_text.spoken import num2words
 
-GENITIVE = frozenset(
-    "от до около более менее свыше больше меньше с со из без кроме для у после против ради вокруг среди возле старше "
-    "младше моложе дольше выше ниже течение продолжение порядка раньше позже из-за из-под вместо помимо относительно "
-    "протяжении сроком".split()
-)
-_ACCUSATIVE = frozenset("в во на за через по про спустя сквозь".split())
-_DATIVE = frozenset("к ко благодаря согласно".split())
-_LABELS = frozenset(
-    "глава главы главе страница странице страницы стр. часть части том номер пункт пункте статья статье раздел разделе "
-    "серия урок уровень этап этаж дом квартира автобус маршрут трамвай школа группа версия рисунок рис. таблица табл. "
-    "№ канал зона линия сезон эпизод вариант вопрос задание упражнение формула windows iphone д. кв. гл. ст. п. т. "
-    "блок секция билет поезд рейс кабинет палата комната".split()
-)
-_FEMININE = frozenset(
-    "книга минута секунда неделя машина страница женщина девушка девочка дочь мать сестра подруга рука нога голова "
-    "тысяча копейка иена крона гривна рупия лира тонна миля звезда планета страна школа группа команда игра победа "
-    "ошибка задача таблица строка строчка буква цифра точка картина песня история статья глава улица дорога комната "
-    "квартира дверь ночь часть треть роль модель мышь вещь жизнь смерть очередь область связь соль кость лошадь "
-    "кровать "
-    "площадь степень цель тетрадь новость порция ложка чашка бутылка банка коробка таблетка капля долька луковица "
-    "морковь картофелина груша слива штука упаковка пачка попытка встреча поездка компания организация станция "
-    "позиция версия секция акция миссия операция функция реакция линия серия партия премия сессия дивизия лекция "
-    "коллекция категория лаборатория территория фотография программа система проблема тема схема реклама кошка собака "
-    "корова курица рыба птица муха пчела обезьяна семья скамья свеча дача удача минутка секундочка недостача "
-    "ступень осень весна зима четверть смена пара дюжина половина сотня бригада рота армия пушка ракета подлодка "
-    "больница аптека библиотека церковь мечеть фабрика шахта скважина деревня столица республика провинция "
-    "остановка пересадка сумка куртка рубашка юбка шапка доля пуля земля цепь сеть норма доза ставка услуга цена "
-    "покупка продажа заявка подпись подписка ссылка папка кнопка клавиша".split()
-)
-_MASCULINE = frozenset(
-    "день рубль месяц человек год час раз метр литр доллар процент миллион миллиард килограмм грамм километр мужчина "
-    "юноша дядя папа дедушка судья коллега гость учитель житель зритель водитель писатель строитель пользователь "
-    "корабль автомобиль двигатель показатель уровень камень огонь конь король царь словарь календарь гол голос "
-    "апрель сентябрь октябрь ноябрь декабрь январь февраль июнь июль путь дождь тоннель отель портфель "
-    "покупатель посетитель производитель победитель представитель вождь медведь олень гусь голубь лебедь гвоздь "
-    "картофель стебель нуль ноль".split()
-)
-_NO_NOUN = frozenset(
-    "или и мы вы они если при почти ли ни бы с по в на к у о об от до из за для над под про без не как что это эти "
-    "были есть только лишь уже ещё еще всего тоже так там тут где когда чтобы тогда потом затем также однако но "
-    "а же вот он она оно их им ему ей нам вам были сами твои мои свои наши ваши".split()
-)
-_NOT_DATIVE = frozenset("реклам дам мам ям панорам драм сам там нам вам".split())
-_FEW_GENITIVE = frozenset(
-    "человек лет недель книг стран минут секунд тысяч раз женщин мужчин машин страниц команд групп школ дочерей "
-    "копеек тонн миль звёзд игр побед ошибок задач рук ног штук таблеток ложек чашек бутылок суток компаний".split()
-)
 _ADJECTIVE = re.compile(r"[а-яё]{2,}(?:ых|их|ым|им|ыми|ими|ые|ие)")
 _ADJECTIVE_ONE = re.compile(r"[а-яё]{2,}(?:ый|ий|ой|ая|яя|ое|ее|ого|его|ую|юю)")
-_PLACES = {"этаж": "m", "класс": "m", "курс": "m", "сезон": "m", "тур": "m", "раунд": "m", "квартал": "m", "мест": "n"}
 _TENTHS = {1: "десят", 2: "сот", 3: "тысячн"}
 _ROMAN = r"[IVXХ]{1,8}"
-_KINGS = {"Пётр": "Петр", "Петр": "Петр", "Александр": "Александр", "Павел": "Павл", "Людовик": "Людовик",
-          "Генрих": "Генрих", "Карл": "Карл", "Фридрих": "Фридрих", "Вильгельм": "Вильгельм", "Иван": "Иван",
-          "Наполеон": "Наполеон"}  # fmt: skip
-
-
-def _kings() -> dict[str, tuple[str, str]]:
-    ends = {"а": "g", "у": "d", "ом": "i", "е": "p"}
-    found = {stem + end: (case, "m") for stem in _KINGS.values() for end, case in ends.items()}
-    found |= {f"Никола{end}": (case, "m") for end, case in {"я": "g", "ю": "d", "ем": "i", "е": "p"}.items()}
-    for stem in ("Екатерин", "Елизавет"):
-        found |= {stem + end: (case, "f") for end, case in {"ы": "g", "е": "d", "у": "a", "ой": "i"}.items()}
-    return found
-
-
-KINGS = _kings()
-"""Names of kings and queens that are not in the nominative -> the case and the gender."""
+_ENDS = {
+    "я": {"gender": "f"}, "ю": {"gender": "f", "case": "a"}, "е": {"gender": "n"}, "о": {"case": "g"},
+    "у": {"case": "d"}, "м": {"case": "p"},
+}  # fmt: skip
 
 
 def number(value: str, case: str, gender: str = "m") -> str:
@@ -102,36 +43,128 @@ def is_one(value: str) -> bool:
     return "." not in value and value[-1] == "1" and value[-2:] != "11"
 
 
-def case_before(before: str) -> str:
-    """The case that a word takes: "g", "a" or "d"; "n" if it takes none."""
-    cases = {"g": GENITIVE, "a": _ACCUSATIVE, "d": _DATIVE}
-    return next((case for case, words in cases.items() if before in words), "n")
+class Language(European):
+    between = " на "
+    ratio_to = "к"
+    many_forms = 3
+    part_gender = "f"
+    ordinal_ends = r"-?(?:й|ый|ий|ой|я|ая|ю|ую|е|ые|ое|го|ого|му|ому|м|ом|х|ых)\b"
+    duration_units = ("ч", "мин", "сек")
 
+    # ---------------------------------------------------------------- words
 
-def measured(around: Around, found: re.Match[str], value: str, forms: list[str], gender: str) -> str | None:
-    """A number with a unit or a currency in their case; None if nominative forms say it."""
-    before, after = around.word_before(found), around.word_after(found)
-    case = case_before(before)
-    if before in ("в", "во") and after == "от" and forms[2].endswith("метров") and value.isdecimal():
-        noun = forms[2].removesuffix("ов") + ("е" if is_one(value) else "ах")
-        return f"{number(value, 'p')} {noun}"
-    if case == "n" or not is_decimal(value):
-        return None
-    if case == "d":
-        return keep(found[0])
-    said = number(value, case, gender)
-    if case == "g":
-        return f"{said} {forms[1 if '.' in value or is_one(value) else 2]}"
-    if not is_one(value):
-        return None if "." not in value else f"{said} {forms[1]}"
-    return f"{said} {re.sub('а$', 'у', forms[0]) if gender == 'f' else forms[0]}"
+    def cardinal(self, value: str, mark: str = "") -> str:
+        decimals = value.partition(".")[2]
+        return num2words(Decimal(value), lang="ru") if 0 < len(decimals) <= 3 else super().cardinal(value, mark)
 
+    def form(self, value: str) -> int:
+        whole = value.partition(".")[0]
+        if "." in value or (whole[-1] in "234" and whole[-2:] not in ("12", "13", "14")):
+            return 1
+        return 0 if is_one(whole) else 2
 
-class Russian:
-    """The rules for counts, centuries, dates and times of day."""
+    def feminine(self, words: str) -> str:
+        return re.sub("два$", "две", re.sub("один$", "одна", words))
 
-    def __init__(self, spoken: Spoken, around: Around):
-        self.spoken, self.around = spoken, around
+    def on_date(self, year: str, month: int, day: str, end: str = "") -> str:
+        behind = f" {self.ordinal(year, case='g')} года" if year else ""
+        return f"{self.ordinal(day, case='g', gender='n')} {self.months[month - 1]}{behind}"
+
+    def at_time(self, hour: str, minute: str, half: str = "") -> str:
+        minutes = self.cardinal(str(int(minute)))
+        return f"{self.cardinal(str(int(hour)))} {'ноль ' if int(minute) < 10 else ''}{minutes}"
+
+    def named_months(self, months: str) -> Rules:
+        date = rf"(?<!\d)(\d\d?) ({months})\b(?: (\d{{4}})(?: года\b| г\.| г\b)?(?!\d))?"
+        yield date, lambda f: self.on_date(f[3] or "", self.months.index(f[2]) + 1, f[1])
+
+    def ordinal_at(self, found: re.Match[str]) -> str | None:
+        number, end = found[1], found[0][-1]
+        if end == "х" and int(number) in (2, 3, 4):
+            return num2words(int(number), lang="ru", case="g")
+        if end == "х" or (end == "е" and number[-1] == "0"):
+            return num2words(int(number), lang="ru", to="ordinal", plural=True, case="g" if end == "х" else "n")
+        oblique = end == "й" and self._is_oblique(self.around.word_after(found))
+        return self.ordinal(number, **({"gender": "f", "case": "g"} if oblique else _ENDS.get(end, {})))
+
+    def king(self, number: str, is_queen: bool) -> str:
+        return self.ordinal(number, **({"gender": "f"} if is_queen else {}))
+
+    # ---------------------------------------------------------------- amounts in their case
+
+    def case_before(self, before: str) -> str:
+        """The case that a word takes: "g", "a" or "d"; "n" if it takes none."""
+        cases = {"g": "genitive", "a": "accusative", "d": "dative"}
+        return next((case for case, name in cases.items() if before in self.words(name)), "n")
+
+    def measured(self, found: re.Match[str], value: str, forms: list[str], gender: str) -> str | None:
+        before, after = self.around.word_before(found), self.around.word_after(found)
+        case = self.case_before(before)
+        if before in ("в", "во") and after == "от" and forms[2].endswith("метров") and value.isdecimal():
+            noun = forms[2].removesuffix("ов") + ("е" if is_one(value) else "ах")
+            return f"{number(value, 'p')} {noun}"
+        if case == "n" or not is_decimal(value):
+            return None
+        if case == "d":
+            return keep(found[0])
+        said = number(value, case, gender)
+        if case == "g":
+            return f"{said} {forms[1 if '.' in value or is_one(value) else 2]}"
+        if not is_one(value):
+            return None if "." not in value else f"{said} {forms[1]}"
+        return f"{said} {re.sub('а$', 'у', forms[0]) if gender == 'f' else forms[0]}"
+
+    def money_at(self, found: re.Match[str], sign: str, written: str, scale: str | None) -> str | None:
+        forms, gender, _ = self.forms_of(sign)
+        if not forms:
+            return None
+        if scale:
+            said = self.scaled_at(found, written, scale)
+            return said and (said if isinstance(said, Kept) else f"{said} {forms[-1]}")
+        whole, _, cents = (value := self.value(written)).partition(".")
+        if cents:
+            return keep(found[0]) if int(cents) and self.around.word_before(found) in self.words("genitive") else None
+        return self.measured(found, value, forms, gender)
+
+    def scaled_at(self, found: re.Match[str], written: str, scale: str) -> str | None:
+        """более 5 млн: более пяти миллионов"""
+        case, (power, forms) = self.case_before(self.around.word_before(found)), self.scales[scale]
+        if case == "n":
+            return None
+        if power == 3:
+            exact = self.exact(written, scale)
+            return number(exact, case) if exact and case != "d" else keep(found[0])
+        return self.measured(found, self.value(written), forms, "m")
+
+    def range_at(
+        self, found: re.Match[str], first: str, last: str, noun: str = "", scale: str | None = None
+    ) -> str | None:
+        """A range takes the genitive: от пяти до десяти километров."""
+        ends = [self.value(first), self.value(last)]
+        if not all(end.isdecimal() and len(end) < 10 for end in ends):
+            return None
+        before = self.around.word_before(found)
+        case = self.case_before(before)
+        many = self.scales[scale][1][-1] if scale else ""
+        if case == "d" or (case == "a" and self.form(ends[1]) != 2):
+            return None
+        if case == "a" or (case == "g" and before not in ("от", "с", "со")):
+            words = "-".join(number(end, "g" if case == "g" else "n") for end in ends)
+            return " ".join(f"{words} {many} {noun}".split())
+        said = " до ".join(num2words(int(end), lang="ru", case="g") for end in ends)
+        start = "" if before in self.words("genitive") else "от "
+        return " ".join(f"{start}{said} {many} {noun}".split())
+
+    def range(self, first: str | None, last: str | None) -> str | None:
+        return f"{first} – {last}" if first and last else None
+
+    def range_of_counts(self, first: str, last: str) -> str | None:
+        return f"{first}-{last}"
+
+    def ratio(self, found: re.Match[str]) -> str:
+        if self.around.word_before(found) in self.words("score"):
+            return f"{self.cardinal(found[1])}-{self.cardinal(found[2])}"
+        return f"{self.cardinal(found[1])} к {number(found[2], 'd')}"
 
     # ---------------------------------------------------------------- which words belong together
 
@@ -155,18 +188,21 @@ class Russian:
 
     # ---------------------------------------------------------------- counts
 
-    def count(self, found: re.Match[str], value: str, said: str, in_range: bool = False) -> str:
+    def agree(self, found: re.Match[str], value: str, said: str, in_range: bool = False) -> str:
         """A number in the case and gender of what stands around it."""
         before, words = self.around.word_before(found), self._behind(found)
+        is_year = re.fullmatch(r"1[1-9]\d\d|20\d\d", value) and not in_range and found[0][0] not in "-−"
+        if is_year and before in self.words("genitive") and self.around.word_after(found) in ("по", "до"):
+            return self._year(value, "g")
         if of := re.match(r" из \d+$", found.string[found.end() :]):
             return self._one_of(found, value, said) if self.around.after and of else said
         noun = words[-1] if words else ""
-        if before in _LABELS or not is_decimal(value):
+        if before in self.words("labels") or not is_decimal(value):
             return said
         if "." in value:
             return self._fraction(found, value, noun, said)
         if not noun:
-            case = "g" if before in GENITIVE else "d" if before in ("к", "ко") else "n"
+            case = "g" if before in self.words("genitive") else "d" if before in ("к", "ко") else "n"
             return number(value, case) if case != "n" and value[0] != "0" else said
         if value[0] == "0":
             return said
@@ -180,10 +216,15 @@ class Russian:
     def _one_of(self, found: re.Match[str], value: str, said: str) -> str:
         """1 из 5 женщин"""
         noun = self.around.after.strip("\"'»)”.,;:!?…")
-        if not re.fullmatch("[а-яё]{3,}", noun) or noun in _NO_NOUN or re.search("[оеё]в$", noun) or noun == "человек":
+        if (
+            not re.fullmatch("[а-яё]{3,}", noun)
+            or noun in self.words("no_noun")
+            or re.search("[оеё]в$", noun)
+            or noun == "человек"
+        ):
             return said
         singulars = {noun, noun + "а", noun + "я", re.sub("ий$", "ия", noun), re.sub("[её]к$", "ка", noun)}
-        return number(value, "n", "f") if singulars & _FEMININE else keep(found[0])
+        return number(value, "n", "f") if singulars & self.words("feminine") else keep(found[0])
 
     def _behind(self, found: re.Match[str]) -> list[str]:
         """The adjective, if there is one, and the noun behind the number."""
@@ -197,13 +238,13 @@ class Russian:
         if (
             not all(re.fullmatch(r"[а-яё-]+", word) for word in found_words)
             or found_words[-1:]
-            and found_words[-1] in _NO_NOUN
+            and found_words[-1] in self.words("no_noun")
         ):
             return []
         return found_words
 
     def _fraction(self, found: re.Match[str], value: str, noun: str, said: str) -> str:
-        case = case_before(self.around.word_before(found))
+        case = self.case_before(self.around.word_before(found))
         if case == "d":
             return keep(found[0])
         if (
@@ -226,45 +267,55 @@ class Russian:
         few = value[-1] in "234" and value[-2:-1] != "1"
         adjective = len(words) > 1
         stem = re.sub("(?:[аеоу]|ом)?$", "", noun)
-        if stem in _PLACES and (noun[-1] == "е" or noun in (stem, "место")):
+        if stem in self.table("places") and (noun[-1] == "е" or noun in (stem, "место")):
             return "place", ""
         if re.search("[аяь]ми$", noun) or (adjective and first.endswith("ми")):
             return "i", "m"
         if re.search("[ая]х$", noun):
             return "p", "m"
-        if re.search("[ая]м$", noun) and noun not in _NOT_DATIVE:
+        if re.search("[ая]м$", noun) and noun not in self.words("not_dative"):
             return "d", "m"
-        if before in GENITIVE or (before in ("о", "об", "при") and not few):
-            return ("g" if before in GENITIVE else "p"), "m"
+        if before in self.words("genitive") or (before in ("о", "об", "при") and not few):
+            return ("g" if before in self.words("genitive") else "p"), "m"
         if before in ("к", "ко"):
             return "d", "m"
-        if few and (re.search("[оеё]в$|ей$", noun) or noun in _FEW_GENITIVE):
+        if few and (re.search("[оеё]в$|ей$", noun) or noun in self.words("few_genitive")):
             return "g", "m"
         if value[-1] == "2" and few:
             singulars = {re.sub("[ыи]$", end, noun) for end in ("а", "я", "ь")}
-            ends_in_li = noun.endswith("ли") and singulars.isdisjoint(_FEMININE)
+            ends_in_li = noun.endswith("ли") and singulars.isdisjoint(self.words("feminine"))
             if noun[-1] in "ыи" and not ends_in_li:
-                return "n", "m" if not singulars.isdisjoint(_MASCULINE) else "f"
+                return "n", "m" if not singulars.isdisjoint(self.words("masculine")) else "f"
         return "n", "m"
 
     def _singular(self, words: list[str], before: str) -> tuple[str, str]:
         noun, first, end = words[-1], words[0], words[-1][-1]
-        case = case_before(before)
-        known = "f" if noun in _FEMININE or noun.endswith(("ость", "ция")) else "m" if noun in _MASCULINE else ""
-        if re.sub("[аеоу]$", "", noun) in _PLACES:
+        case = self.case_before(before)
+        known = (
+            "f"
+            if noun in self.words("feminine") or noun.endswith(("ость", "ция"))
+            else "m"
+            if noun in self.words("masculine")
+            else ""
+        )
+        if re.sub("[аеоу]$", "", noun) in self.table("places"):
             return ("place", "") if end == "е" and before in ("в", "на") else ("", "")
         if case == "g":
             if end in "ыи":
                 return "g", "f"
             return ("g", "m") if end in "ая" else ("", "")
         if end in "ую":
-            if case == "d" or (case == "a" and before == "по" and re.sub("[ую]$", "а", noun) not in _FEMININE):
+            if case == "d" or (
+                case == "a" and before == "по" and re.sub("[ую]$", "а", noun) not in self.words("feminine")
+            ):
                 return "d", "m"
-            accusative = {re.sub("у$", "а", noun), re.sub("ю$", "я", noun)} & _FEMININE or first.endswith(("ую", "юю"))
+            accusative = {re.sub("у$", "а", noun), re.sub("ю$", "я", noun)} & self.words("feminine") or first.endswith(
+                ("ую", "юю")
+            )
             return ("a", "f") if accusative else ("", "")
         if re.search("[оеё]м$", noun) and before in ("с", "со", "перед", "над", "под", "между"):
             return "i", "m"
-        if end == "е" and before == "по" and re.sub("е$", "а", noun) in _FEMININE:
+        if end == "е" and before == "по" and re.sub("е$", "а", noun) in self.words("feminine"):
             return "d", "f"
         if known == "f" or first.endswith(("ая", "яя")):
             return "n", "f"
@@ -276,25 +327,24 @@ class Russian:
             return "n", "m"
         return "", ""
 
-    def is_oblique(self, noun: str) -> bool:
+    def _is_oblique(self, noun: str) -> bool:
         """Is it a feminine noun in another case than the nominative and the accusative, such as "минуте"?"""
         stem = re.sub("(?:[оеь]?[йю]|[еиы])$", "", noun)
-        return stem != noun and any(stem + end in _FEMININE for end in "аяь")
+        return stem != noun and any(stem + end in self.words("feminine") for end in "аяь")
 
     def _place(self, value: str, noun: str) -> str | None:
         """на 2 этаже: на втором этаже."""
         case = "p" if noun.endswith("е") else "n"
         stem = re.sub("[ео]$", "", noun)
-        return num2words(int(value), lang="ru", to="ordinal", case=case, gender=_PLACES[stem])
+        return num2words(int(value), lang="ru", to="ordinal", case=case, gender=self.table("places")[stem])
 
     # ---------------------------------------------------------------- centuries, dates, times
 
-    def first(self) -> Rules:
-        """What no other rule may take apart."""
+    def own(self) -> Rules:
         yield rf"(?<!\w)({_ROMAN}) по ({_ROMAN})(?= век(?!\w))", self._from_to
         chain = rf"({_ROMAN})(?:( ?[–-] ?| и )({_ROMAN}))?"
         yield rf"(?<!\w){chain} ?(век(?:а|е|у|ом|ов|ах)?|вв?\.)(?!\w)", self._century
-        months = "|".join(self.spoken.months)
+        months = "|".join(self.months)
         day, year = r"(\d\d?)", r"(?: (\d{4})(?: года\b| г\.| г\b)?(?!\d))?"
         yield rf"(?<![\w.,:/-]){day} (по|до) {day} (?=(?:{months})\b)", self._days
         yield (
@@ -312,7 +362,7 @@ class Russian:
             self._years,
         )
         yield r"(?<=\d) кв\. ?(к?м)(?!\w)", lambda f: f" {f[1]}²"
-        yield r"(?<=\()(1[1-9]\d\d|20[0-3]\d)(?=\))", lambda f: self.spoken.ordinal(f[1]).removeprefix("одна ")
+        yield r"(?<=\()(1[1-9]\d\d|20[0-3]\d)(?=\))", lambda f: self.ordinal(f[1]).removeprefix("одна ")
         yield (
             r"(?<![\w.,:/-])(?:0[1-9]|[12]\d|3[01])\.(?:0[1-9]|1[0-2])(?![\w]|[.,]\d| ?[%€$₽])",
             lambda f: self._short(f),
@@ -325,7 +375,7 @@ class Russian:
         parts += "|балльн|недельн|месячн|процентн|градусн|цилиндров|колесн|колёсн|ступенчат|бальн|долларов"
         yield rf"(?<![\w.,–-])([1-9]\d{{0,2}})-?(?=(?:{parts}))", self._compound
         yield r"(?<![\w.,-])(\d{1,2})-ти(?!\w)", lambda f: number(f[1], "g")
-        yield r"(?<![\w.,])(\d{1,2})\+(?=\s|$|[,.;:!?)])", lambda f: f"{self.spoken.cardinal(f[1])} плюс"
+        yield r"(?<![\w.,])(\d{1,2})\+(?=\s|$|[,.;:!?)])", lambda f: f"{self.cardinal(f[1])} плюс"
 
     def _part(self, found: re.Match[str]) -> str | None:
         """1/2 стакана: пол стакана, as a subject or an object"""
@@ -333,15 +383,15 @@ class Russian:
         if not re.fullmatch("[а-яё]{3,}[аяыией]|[а-яё]+(?:ов|ев|ей|ых|их|ой)", noun) or before[-1:].isdigit():
             return None
         known = {"2": "пол", "3": "треть", "4": "четверть"}.get(found[1])
-        if before in GENITIVE or not known:
+        if before in self.words("genitive") or not known:
             return {"2": "половины", "3": "трети", "4": "четверти"}.get(found[1]) if known else keep(found[0])
-        return keep(found[0]) if before in _DATIVE else known
+        return keep(found[0]) if before in self.words("dative") else known
 
     def _from_to(self, found: re.Match[str]) -> str | None:
         first, last = number_of(found[1]), number_of(found[2])
         if not first or not last or self.around.word_before(found) not in ("с", "со"):
             return None
-        return f"{self.spoken.ordinal(str(first), case='g')} по {self.spoken.ordinal(str(last))}"
+        return f"{self.ordinal(str(first), case='g')} по {self.ordinal(str(last))}"
 
     def _short(self, found: re.Match[str]) -> str | None:
         """12.05: a day or a decimal; after "в" a time."""
@@ -357,7 +407,7 @@ class Russian:
     def _day(self, day: str, case: str = "g") -> str:
         if not 1 <= int(day) <= 31:
             return day
-        return self.spoken.ordinal(day, case="n" if case == "a" else case, gender="n")
+        return self.ordinal(day, case="n" if case == "a" else case, gender="n")
 
     def _days(self, found: re.Match[str]) -> str | None:
         if self.around.word_before(found) not in ("с", "со", "от"):
@@ -365,10 +415,10 @@ class Russian:
         return f"{self._day(found[1])} {found[2]} {self._day(found[3], 'a' if found[2] == 'по' else 'g')} "
 
     def _date(self, found: re.Match[str]) -> str | None:
-        case = case_before(self.around.word_before(found))
+        case = self.case_before(self.around.word_before(found))
         if case not in "ad" or not 1 <= int(found[1]) <= 31:
             return None
-        year = f" {self.spoken.ordinal(found[3], case='g').removeprefix('одной ')} года" if found[3] else ""
+        year = f" {self.ordinal(found[3], case='g').removeprefix('одной ')} года" if found[3] else ""
         return f"{self._day(found[1], case)} {found[2]}{year}"
 
     def _clock(self, hour: str, minute: str, case: str) -> str | None:
@@ -379,12 +429,12 @@ class Russian:
         return f"{number(str(int(hour)), case)} {zero}{minutes}"
 
     def _time(self, found: re.Match[str]) -> str | None:
-        case = case_before(self.around.word_before(found))
+        case = self.case_before(self.around.word_before(found))
         return self._clock(found[1], found[2], case if case in "gd" else "n")
 
     def _span(self, found: re.Match[str]) -> str | None:
         before = self.around.word_before(found)
-        cases = "n" if case_before(before) not in "n" else "g"
+        cases = "n" if self.case_before(before) not in "n" else "g"
         first, last = self._clock(found[1], found[2], cases), self._clock(found[3], found[4], cases)
         if not first or not last:
             return None
@@ -394,7 +444,7 @@ class Russian:
         if found[1] >= found[2]:
             return keep(found[0])
         case = "p" if self.around.word_before(found) in ("в", "во") else "n"
-        return " – ".join(self.spoken.ordinal(year, case=case).removeprefix("одна ") for year in found.groups())
+        return " – ".join(self.ordinal(year, case=case).removeprefix("одна ") for year in found.groups())
 
     def _decade(self, found: re.Match[str]) -> str:
         case = {"е": "n", "х": "g", "м": "d", "ми": "i"}[found[2]]
@@ -411,10 +461,18 @@ class Russian:
         if not all(values):
             return None
         inside = before in ("в", "во", "о", "об", "при", "на")
-        case = "p" if inside else "g" if before in GENITIVE else "d" if before in _DATIVE else "n"
+        case = (
+            "p"
+            if inside
+            else "g"
+            if before in self.words("genitive")
+            else "d"
+            if before in self.words("dative")
+            else "n"
+        )
         if noun.endswith("."):
             if case == "n" and re.fullmatch("[а-яё]+", before):
-                case = "a" if before in _ACCUSATIVE else "g"
+                case = "a" if before in self.words("accusative") else "g"
             forms = {"n": "века", "a": "века", "g": "веков", "d": "векам", "p": "веках"} if last else {
                 "n": "век", "a": "век", "g": "века", "d": "веку", "p": "веке"}  # fmt: skip
             said = forms[case] + self.around.stop(found, False)
@@ -425,3 +483,43 @@ class Russian:
         case = "n" if case == "a" else case
         ordinals = [num2words(value, lang="ru", to="ordinal", case=case) for value in values]
         return f"{(link if link and 'и' in link else ' – ').join(ordinals)} {said}"
+
+    # ---------------------------------------------------------------- years
+
+    def _year(self, year: str, case: str) -> str:
+        return self.ordinal(year, case=case).removeprefix("одна ")
+
+    def years_first(self) -> Rules:
+        nouns = {"n": "год", "g": "года", "d": "году", "p": "году"}
+
+        def say(found: re.Match[str]) -> str | None:
+            year, written = found[1], found[2]
+            before = self.around.word_before(found)
+            bare = written.strip() == "г"
+            case = {"года": "g", "годом": "i", "год": "n"}.get(written)
+            if not case:
+                case = (
+                    "g"
+                    if before in self.words("year_genitive") | self.words("year_months")
+                    else self.table("year_cases").get(before, "n")
+                )
+                if written == "г." and case == "n" and year < "1100":
+                    return None
+                if bare and case == "n":  # grams or a year
+                    return keep(found[0])
+            if written == "году":
+                case = "d" if before in ("к", "ко") else "p"
+            stop = self.around.stop(found, False) if written == "г." else ""
+            noun = written if written not in ("г", "г.") else nouns[case]
+            return f"{self._year(year, case)} {noun}{stop}"
+
+        yield r"(?<![\w.,:/-])(1\d{3}|20\d\d) ?(году|года|годом|год|г\.|г)(?!\w)", say
+
+        def span(found: re.Match[str]) -> str:
+            before = self.around.word_before(found)
+            case = "p" if before in ("в", "во") else "n"
+            stop = self.around.stop(found, False) if found[3] == "гг." else ""
+            noun = "годах" if case == "p" else "годы"
+            return f"{self._year(found[1], case)} – {self._year(found[2], case)} {noun}{stop}"
+
+        yield rf"(?<![\w.,:/-])(1\d{{3}}|20\d\d) ?{DASH} ?(1\d{{3}}|20\d\d) ?(гг\.|гг|годы|годах)(?!\w)", span
