@@ -5,7 +5,7 @@ import re
 from decimal import Decimal
 
 from spoken_text import currency
-from spoken_text.rule import DASH, Kept, Rules, ends_of, keep
+from spoken_text.rule import DASH, DASHES, Kept, Rules, ends_of, initials, keep
 from spoken_text.spoken import Spoken, gender_of, plain
 
 _ONLY_MONEY = frozenset("K k M m MM B b T bi mi".split())
@@ -24,7 +24,7 @@ def _scale(spoken: Spoken) -> str:
     return rf"(?: ?({ends_of(spoken.scales)})(?![A-Za-zÀ-ɏЀ-ӿ²³]))"
 
 
-def money(spoken: Spoken) -> Rules:
+def money(spoken: Spoken, rule: Rules) -> None:
     """Money comes before units, because "£5m" is no length."""
     around, scale, dash = spoken.around, f"{_scale(spoken)}?", rf" ?{DASH} ?"
     sign = rf"({currency.SIGN}|(?:{currency.CODE})\b)"
@@ -57,9 +57,9 @@ def money(spoken: Spoken) -> Rules:
         return spoken.range(start, spoken.amount(sign, *last)) or keep(found[0])
 
     before = rf"{begins}{sign} ?({number}){scale}{dash}{sign}? ?({number}){scale}{ends}(?!-\d){_TAIL}"
-    yield before, lambda f: ranged(f, {f[1], f[4]}, (f[2], f[3]), (f[5], f[6]))
+    rule(DASHES, before, lambda f: ranged(f, {f[1], f[4]}, (f[2], f[3]), (f[5], f[6])))
     after = rf"(?<![\w.,-])({number}){scale} ?{behind}?{dash}({number}){scale} ?{behind}{letters}"
-    yield after, lambda f: ranged(f, {f[3], f[6]}, (f[1], f[2]), (f[4], f[5]))
+    rule(DASHES, after, lambda f: ranged(f, {f[3], f[6]}, (f[1], f[2]), (f[4], f[5])))
 
     def single(found: re.Match[str], sign: str, written: str, size: str | None) -> str | None:
         said = spoken.money_at(found, sign, written, size) or spoken.amount(sign, written, size)
@@ -67,16 +67,18 @@ def money(spoken: Spoken) -> Rules:
             return said
         return spoken.below_zero(found[1]) + said + stop(found, sign)
 
-    yield rf"(?<![\w])([-−])?{sign} ?({number}){scale}{ends}(?![-–~]\d){_TAIL}", lambda f: single(f, f[2], f[3], f[4])
+    written = rf"(?<![\w])([-−])?{sign} ?({number}){scale}{ends}(?![-–~]\d){_TAIL}"
+    rule(currency.INITIALS, written, lambda f: single(f, f[2], f[3], f[4]))
     # An amount with a letter, a third decimal mark or a chain of dashes behind it may be anything.
     odd = r"(?:[\d.,]{0,30}[A-Za-zÀ-ɏЀ-ӿ]\w{0,30}|\d{0,30}[.,][\d.,]{0,30}\d)"
-    yield rf"(?<![\w])(?:{currency.SIGN}) ?\d{odd}", lambda f: keep(f[0])
+    rule("$€£¥￥₽₩₹₺₴", rf"(?<![\w])(?:{currency.SIGN}) ?\d{odd}", lambda f: keep(f[0]))
     within = r"(?<![\w.,])(\d{1,6}) ?([€$£])(\d\d)(?![\w]|[.,]\d)"
-    yield within, lambda f: spoken.money(f"{f[1]}.{f[3]}", f[2]) if spoken.decimal == "," else keep(f[0])
-    yield rf"(?<![\w.,])([-−])?({number}){scale} ?{behind}{letters}", lambda f: single(f, f[4], f[2], f[3])
+    rule("$€£", within, lambda f: spoken.money(f"{f[1]}.{f[3]}", f[2]) if spoken.decimal == "," else keep(f[0]))
+    written = rf"(?<![\w.,])([-−])?({number}){scale} ?{behind}{letters}"
+    rule(currency.INITIALS, written, lambda f: single(f, f[4], f[2], f[3]))
 
 
-def scaled(spoken: Spoken) -> Rules:
+def scaled(spoken: Spoken, rule: Rules) -> None:
     """Numbers with a power of ten, before units as well."""
     number, scale, around = spoken.pattern, _scale(spoken), spoken.around
 
@@ -114,11 +116,12 @@ def scaled(spoken: Spoken) -> Rules:
         said = spoken.agree(found, exact, said, True) if said and exact and spoken.code != "ru" else said
         return said and spoken.below_zero(found[1]) + said + stop(found, found[3])
 
-    yield rf"(?<![\w.,-])({number}){scale}? ?{DASH} ?({number}){scale}(?!\w)", ranged
-    yield rf"(?<![\w.,])([-−])?({number}){scale}" + ("" if spoken.joined else r"(?!\w)"), single
+    rule(DASHES, rf"(?<![\w.,-])({number}){scale}? ?{DASH} ?({number}){scale}(?!\w)", ranged)
+    written = rf"(?<![\w.,])([-−])?({number}){scale}" + ("" if spoken.joined else r"(?!\w)")
+    rule(initials(spoken.scales), written, single)
 
 
-def units(spoken: Spoken) -> Rules:
+def units(spoken: Spoken, rule: Rules) -> None:
     """Numbers with a unit, alone or as a range."""
     number, around = spoken.pattern, spoken.around
     nouns = [] if spoken.code == "ru" else [*spoken.nouns]  # counted by their endings
@@ -152,14 +155,17 @@ def units(spoken: Spoken) -> Rules:
 
     ends = r"(?<!%)(?![A-Za-z0-9_À-ɏЀ-ӿ²³]|/[A-Za-z0-9])|(?<=%)" if spoken.joined else r"(?![\w²³/])"
     ends = rf"(?:{ends})(?!-\d)"
-    yield rf"(?<![\w.,-])([-−])?({number}) ?({names})? ?{DASH} ?({number}) ?({names}){ends}", ranged
-    yield rf"(?<![\w.,])(?<!\d[-–~])([-−])?({number}) ?({names}){ends}", single
+    rule(DASHES, rf"(?<![\w.,-])([-−])?({number}) ?({names})? ?{DASH} ?({number}) ?({names}){ends}", ranged)
+    rule(initials([*spoken.units, *nouns]), rf"(?<![\w.,])(?<!\d[-–~])([-−])?({number}) ?({names}){ends}", single)
 
 
-def ranges(spoken: Spoken) -> Rules:
+def ranges(spoken: Spoken, rule: Rules) -> None:
     """Two numbers with a dash between. A hyphen counts only if the second one is larger: 3-2 is a score."""
     number, around = spoken.pattern, spoken.around
 
+    guard = rf"(?![.,:/_]?\d)(?![-–~]\d){_TAIL}" + ("(?![가-힣])" if spoken.code == "ko" else "")
+
+    @rule(DASHES, rf"(?<![\w.,:/-])({number})(?: (?=[–~～〜]))?({DASH})(?:(?<=[–~～〜]) )?({number}){guard}")
     def said(found: re.Match[str]) -> str | None:
         first, last, before = spoken.value(found[1]), spoken.value(found[3]), around.word_before(found)
         rises = Decimal(first) < Decimal(last) and "0" not in (first[0], last[0])
@@ -171,6 +177,3 @@ def ranges(spoken: Spoken) -> Rules:
             spoken.agree(found, value, spoken.said(text), True) for value, text in ((first, found[1]), (last, found[3]))
         ]
         return keep(found[0]) if any(isinstance(end, Kept) for end in ends) else spoken.range_of_counts(*ends)
-
-    guard = rf"(?![.,:/_]?\d)(?![-–~]\d){_TAIL}" + ("(?![가-힣])" if spoken.code == "ko" else "")
-    yield rf"(?<![\w.,:/-])({number})(?: (?=[–~～〜]))?({DASH})(?:(?<=[–~～〜]) )?({number}){guard}", said

@@ -8,7 +8,7 @@ from spoken_text.spoken import Spoken
 _ENGLISH_HALF = r"(?:\s?([AaPp])(?:\.\s?[Mm]\.?|[Mm])(?!\w))"
 
 
-def durations(spoken: Spoken) -> Rules:
+def durations(spoken: Spoken, rule: Rules) -> None:
     """1h 30m, 2m 30s, 2:05:10, and in English "30s"."""
 
     def say(hours: str | None, minutes: str | None, seconds: str | None) -> str | None:
@@ -23,14 +23,14 @@ def durations(spoken: Spoken) -> Rules:
     s = r"(\d{1,2}) ?(?:secs?|s|с|сек)(?![A-Za-zа-я])\.?"
     begins, ends = r"(?<![\w.,:–-])", r"(?![\w²³/]|[.,]\d)" if not spoken.joined else r"(?![A-Za-z0-9_²³/])"
     between = "(?:,? )?"
-    yield rf"{begins}{h}{between}{m}(?:{between}{s})?{ends}", lambda f: say(f[1], f[2], f[3])
-    yield rf"{begins}{m}{between}{s}{ends}", lambda f: say(None, f[1], f[2])
-    yield r"(?<![\w.,:–-])(\d{1,3}):([0-5]\d):([0-5]\d)(?![\w:/]|[.,]\d)", lambda f: say(f[1], f[2], f[3])
+    rule("mм", rf"{begins}{h}{between}{m}(?:{between}{s})?{ends}", lambda f: say(f[1], f[2], f[3]))
+    rule("mм", rf"{begins}{m}{between}{s}{ends}", lambda f: say(None, f[1], f[2]))
+    rule(":", r"(?<![\w.,:–-])(\d{1,3}):([0-5]\d):([0-5]\d)(?![\w:/]|[.,]\d)", lambda f: say(f[1], f[2], f[3]))
     if spoken.code in ("en", "de"):
-        yield r"(?<![\w.,:–-])(\d\d?)h([0-5]\d)\b", lambda f: say(f[1], f[2], None)
+        rule("h", r"(?<![\w.,:–-])(\d\d?)h([0-5]\d)\b", lambda f: say(f[1], f[2], None))
     if spoken.code == "en":
-        yield r"(?<![\w.,'’])(\d{1,3})s\b", lambda f: _seconds(spoken, f)
-        yield r"(?<![\w.,])['’]?(\d{1,3}0)s\b", lambda f: re.sub("y$", "ie", spoken.year(f[1])) + "s"
+        rule("s", r"(?<![\w.,'’])(\d{1,3})s\b", lambda f: _seconds(spoken, f))
+        rule("s", r"(?<![\w.,])['’]?(\d{1,3}0)s\b", lambda f: re.sub("y$", "ie", spoken.year(f[1])) + "s")
 
 
 def _seconds(spoken: Spoken, found: re.Match[str]) -> str | None:
@@ -43,7 +43,7 @@ def _seconds(spoken: Spoken, found: re.Match[str]) -> str | None:
     return None if before in spoken.words("decade") or before.endswith(("'s", "0s")) else keep(found[0])
 
 
-def times(spoken: Spoken) -> Rules:
+def times(spoken: Spoken, rule: Rules) -> None:
     """Times of day."""
     around = spoken.around
 
@@ -55,14 +55,14 @@ def times(spoken: Spoken) -> Rules:
     half = {"en": r" ?[AaPp]\.?[Mm]\b", "de": r" Uhr\b"}.get(spoken.code)
     if half:
         hours = rf"(?<![\w:.,/-])(\d\d?) ?{DASH} ?(?=\d\d?{half})"
-        yield hours, lambda f: f"{spoken.cardinal(str(int(f[1])))} {spoken.to} "
+        rule("MmU", hours, lambda f: f"{spoken.cardinal(str(int(f[1])))} {spoken.to} ")
     clock = r"(?<![\d:.,])(\d\d?)[:：](\d\d)(?![\d:])"
     span = rf"{clock} ?{DASH} ?(?=\d\d?[:：][0-5]\d(?!\d))"
     start = "" if spoken.code == "ko" else spoken.blank
-    yield span, lambda f: (said := say(f[1], f[2])) and f"{said}{start}{spoken.to}{spoken.blank}"
+    rule(":：", span, lambda f: (said := say(f[1], f[2])) and f"{said}{start}{spoken.to}{spoken.blank}")
     if spoken.code == "en":
         day = rf"(?<![\d:.,])(\d\d?)(?::(\d\d))?{_ENGLISH_HALF} ?{DASH} ?(?=\d\d?(?::\d\d)?{_ENGLISH_HALF})"
-        yield day, lambda f: (said := say(f[1], f[2] or "0", f[3])) and f"{said} {spoken.to} "
+        rule(".Mm", day, lambda f: (said := say(f[1], f[2] or "0", f[3])) and f"{said} {spoken.to} ")
 
         def stop(found: re.Match[str]) -> str:
             """The full stop of "p.m." may end the sentence too."""
@@ -70,22 +70,22 @@ def times(spoken: Spoken) -> Rules:
             ends = found[0][-1] == "." and day not in spoken.words("no_start") and not day.isupper()
             return around.stop(found, False) if ends else ""
 
-        yield rf"{clock}{_ENGLISH_HALF}?", lambda f: (said := say(f[1], f[2], f[3])) and said + stop(f)
+        rule(":：", rf"{clock}{_ENGLISH_HALF}?", lambda f: (said := say(f[1], f[2], f[3])) and said + stop(f))
         hour = rf"(?<![\d:.,])(\d\d?){_ENGLISH_HALF}"
-        yield hour, lambda f: f"{spoken.cardinal(f[1])} {f[2].upper()}M{stop(f)}"
+        rule(".Mm", hour, lambda f: f"{spoken.cardinal(f[1])} {f[2].upper()}M{stop(f)}")
     else:
-        yield clock + spoken.clock_end, lambda f: say(f[1], f[2])
+        rule(":：", clock + spoken.clock_end, lambda f: say(f[1], f[2]))
     if spoken.code in ("es", "it", "pt", "ru"):
         end = r" ?h\b" if spoken.code != "ru" else r"(?![\d.,]\d| ?[%€$₽°]| (?:кг|км|м|г|млн|млрд|тыс|руб))"
         words = {"ru": ("в",), "it": ("ore", "alle", "dalle")}.get(spoken.code, ())
         only = spoken.code != "ru"
         dotted = rf"(?<![\w:.,])(\d\d?)\.([0-5]\d){end}"
-        yield dotted, lambda f: say(f[1], f[2]) if only or around.word_before(f) in words else None
+        rule(".", dotted, lambda f: say(f[1], f[2]) if only or around.word_before(f) in words else None)
         if spoken.code == "it":
             bare = r"(?<![\w:.,])(\d\d?)\.([0-5]\d)(?![\w]|[.,]\d)"
-            yield bare, lambda f: say(f[1], f[2]) if around.word_before(f) in words else None
+            rule(".", bare, lambda f: say(f[1], f[2]) if around.word_before(f) in words else None)
     if spoken.code == "de":
-        yield r"(?<![\d:.,])(\d\d?)\.([0-5]\d) Uhr\b", lambda f: say(f[1], f[2])
-        yield r"(?<![\d:.,])(\d\d?)(?= Uhr\b)", lambda f: "ein" if f[1] == "1" else spoken.cardinal(str(int(f[1])))
+        rule(".", r"(?<![\d:.,])(\d\d?)\.([0-5]\d) Uhr\b", lambda f: say(f[1], f[2]))
+        rule("U", r"(?<![\d:.,])(\d\d?)(?= Uhr\b)", lambda f: "ein" if f[1] == "1" else spoken.cardinal(str(int(f[1]))))
     if spoken.code in ("fr", "pt", "es", "it"):
-        yield r"(?<![\w:.,])(\d\d?) ?h ?([0-5]\d)(?:min)?\b", lambda f: say(f[1], f[2])
+        rule("h", r"(?<![\w:.,])(\d\d?) ?h ?([0-5]\d)(?:min)?\b", lambda f: say(f[1], f[2]))

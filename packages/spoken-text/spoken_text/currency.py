@@ -13,3 +13,4 @@ SIGN_BEHIND = r"zł|Kč|kr\b\.?|руб\b\.?|р\b\.?|долл\b\.?"
 """These stand only behind an amount."""
 
 CODE = "|".join(CODES)
+INITIALS = "".join({name[0] for name in [*SIGNS, *CODES]})

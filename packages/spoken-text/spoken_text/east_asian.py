@@ -2,7 +2,7 @@
 
 import re
 
-from spoken_text.rule import SUPERSCRIPTS, Kept, Rules, keep
+from spoken_text.rule import DASHES, SUPERSCRIPTS, Kept, Rules, keep
 from spoken_text.spoken import Spoken
 
 _DASHES = "[-–—~～〜－−]"
@@ -43,69 +43,67 @@ class EastAsian(Spoken):
     def hour(self, hour: int) -> str:
         return self.cardinal(str(hour))
 
-    def first(self) -> Rules:
+    def first(self, rule: Rules) -> None:
         if self.following:
-            yield rf"(?<=\d) (?=[{''.join(sorted(self.following))}])", lambda f: ""
-        yield from self._names()
-        yield from self._dates()
-        yield from self._ranges()
-        yield from self._amounts()
-        yield from self.own()
-        yield from self._times()
-        yield from self._hyphens()
-        yield from self._days()
-        yield from self._maths()
+            rule(" ", rf"(?<=\d) (?=[{''.join(sorted(self.following))}])", lambda f: "")
+        self._names(rule)
+        self._dates(rule)
+        self._ranges(rule)
+        self._amounts(rule)
+        self.own(rule)
+        self._times(rule)
+        self._hyphens(rule)
+        self._days(rule)
+        self._maths(rule)
 
-    def own(self) -> Rules:
+    def own(self, rule: Rules) -> None:
         """What only one of these languages writes."""
-        yield from ()
 
-    def _names(self) -> Rules:
-        yield r"(?<![\w.,])\d+(?:st|nd|rd|th)(?![A-Za-z])", lambda f: keep(f[0])
-        yield r"(?<![\w])[Nn][Oo]\.\d+(?![\d.])|(?<!\w)0x[0-9A-Fa-f]{1,16}(?!\w)", lambda f: keep(f[0])
-        yield r"(?<![\w./])\d\d/\d\d/\d\d(?![\w/])", lambda f: keep(f[0])
+    def _names(self, rule: Rules) -> None:
+        rule("nrst", r"(?<![\w.,])\d+(?:st|nd|rd|th)(?![A-Za-z])", lambda f: keep(f[0]))
+        rule(".x", r"(?<![\w])[Nn][Oo]\.\d+(?![\d.])|(?<!\w)0x[0-9A-Fa-f]{1,16}(?!\w)", lambda f: keep(f[0]))
+        rule("/", r"(?<![\w./])\d\d/\d\d/\d\d(?![\w/])", lambda f: keep(f[0]))
         point = f"{self.blank}{self.point}{self.blank}"
         dotted = r"(?<=[A-Za-z]\.)\d{1,3}(?:\.\d{1,3}){1,3}(?![\w.])"  # Ver.2.0
-        yield dotted, lambda f: point.join(map(self.cardinal, f[0].split(".")))
+        rule(".", dotted, lambda f: point.join(map(self.cardinal, f[0].split("."))))
         # The parts of a number with letters, such as HT2024-0315.
         parts = r"(?<=[A-Za-z])-?\d{2,20}(?:-\d{1,20}){1,9}(?![\w.-])"
-        yield parts, lambda f: Kept("-".join(map(self.digits, f[0].lstrip("-").split("-"))))
-        yield r"(?<![\w.,])\d+['’′]\d+(?:[\"”″]|['’′]{2})", lambda f: keep(f[0])
+        rule("-", parts, lambda f: Kept("-".join(map(self.digits, f[0].lstrip("-").split("-")))))
+        rule("'’′", r"(?<![\w.,])\d+['’′]\d+(?:[\"”″]|['’′]{2})", lambda f: keep(f[0]))
 
-    def _amounts(self) -> Rules:
+    def _amounts(self, rule: Rules) -> None:
+        @rule("-", r"(?<![\w.,/+-])(?<![\d)] )\d{2,6}-\d{2,6}-\d{2,8}(?![\w.-])")
         def account(found: re.Match[str]) -> str | None:
             return self.dialled(found[0]) if sum(map(str.isdecimal, found[0])) >= 9 else None
 
-        yield r"(?<![\w.,/+-])(?<![\d)] )\d{2,6}-\d{2,6}-\d{2,8}(?![\w.-])", account
-
+        @rule(
+            "万亿億만억천", rf"(?<![\w.,/-])({self.pattern}) ?([万亿億만억천]) ?({self.unit_names})(?![A-Za-z0-9²³/])"
+        )
         def scaled(found: re.Match[str]) -> str | None:
             form, two = self.units[found[3]][0], found[1] == "2"
             said = f"{self.before_scale('2') if two else self.said(found[1])}{found[2]}"
             return form.format(said) if "{}" in form else f"{said}{self.blank}{form}"
 
-        yield rf"(?<![\w.,/-])({self.pattern}) ?([万亿億만억천]) ?({self.unit_names})(?![A-Za-z0-9²³/])", scaled
-
+        @rule("°", r"(?<![\w.,])(\d{1,3}) ?° ?(\d{1,2}) ?['’′](?: ?(\d{1,2}(?:\.\d{1,3})?) ?[\"”″])?")
         def angle(found: re.Match[str]) -> str:
             degrees, minutes, seconds = self._data["angle_marks"]
             said = f"{self.cardinal(found[1])}{degrees}{self.cardinal(str(int(found[2])))}{minutes}"
             return (said + (self.said(found[3].lstrip("0") or "0") + seconds if found[3] else "")).strip()
 
-        yield r"(?<![\w.,])(\d{1,3}) ?° ?(\d{1,2}) ?['’′](?: ?(\d{1,2}(?:\.\d{1,3})?) ?[\"”″])?", angle
-
+        @rule(".Mm", r"(?<![\w:.,-])(\d\d?)(?:[:：]([0-5]\d))? ?([AaPp])(?:\.[Mm]\.|[Mm])(?![A-Za-z])")
         def half(found: re.Match[str]) -> str | None:
             name = self._data["am_pm"][found[3] in "pP"]
             return f"{name}{self.at_time(found[1], found[2] or '0')}" if 1 <= int(found[1]) <= 12 else None
-
-        yield r"(?<![\w:.,-])(\d\d?)(?:[:：]([0-5]\d))? ?([AaPp])(?:\.[Mm]\.|[Mm])(?![A-Za-z])", half
 
     def before_scale(self, value: str) -> str:
         """A number in words before a power of ten."""
         return self.cardinal(value)
 
-    def _times(self) -> Rules:
+    def _times(self, rule: Rules) -> None:
         """With two digits of hours 14:30:05 is a time of day, with one it lasts. 78:96 is a score."""
         _, minutes, seconds = self._data["clock_marks"]
 
+        @rule(":：", r"(?<![\w.,:/-])(\d{1,2})([:：])([0-5]\d)\2([0-5]\d)(?![\w:/]|[.,]\d)")
         def clock(found: re.Match[str]) -> str | None:
             hour, minute, second = found[1], found[3], found[4]
             is_time = len(hour) == 2 or _AT.search(self.around.ahead(found))
@@ -119,31 +117,28 @@ class EastAsian(Spoken):
             zero = self.zero_of if second[0] == "0" else ""
             return f"{said}{self.blank}{zero}{self.cardinal(str(int(second)))}{seconds}"
 
-        yield r"(?<![\w.,:/-])(\d{1,2})([:：])([0-5]\d)\2([0-5]\d)(?![\w:/]|[.,]\d)", clock
-
+        @rule(":：", r"(?<![\w.,:：/-])([1-9]\d{0,2})[:：]([1-9]\d)(?![\w:：/]|-\d|[.,]\d)")
         def ratio(found: re.Match[str]) -> str | None:
             is_time = int(found[1]) <= 24 and int(found[2]) <= 59
             return None if is_time else self.ratio(found)
 
-        yield r"(?<![\w.,:：/-])([1-9]\d{0,2})[:：]([1-9]\d)(?![\w:：/]|-\d|[.,]\d)", ratio
-
-    def _hyphens(self) -> Rules:
+    def _hyphens(self, rule: Rules) -> None:
         """嫦娥-5 is no number below zero."""
 
+        @rule("-−", r"(?<![\w.,])[-−]([1-9]\d{0,3})(?![\w.,/-])")
         def hyphen(found: re.Match[str]) -> str | None:
             left, right = self.around.ahead(found)[-1:], self.around.behind(found).lstrip()
             named = left.isalpha() and not left.isascii() and left not in self.verbs and not right.startswith(_MEASURES)
             return Kept(f"-{self.cardinal(found[1])}") if named else None
 
-        yield r"(?<![\w.,])[-−]([1-9]\d{0,3})(?![\w.,/-])", hyphen
-
     def is_small(self, top: int, bottom: int) -> bool:
         """Does the fraction look like one without a word beside it?"""
         return top == 1 and bottom in (2, 3, 4) or (top, bottom) in ((2, 3), (3, 4))
 
-    def _days(self) -> Rules:
+    def _days(self, rule: Rules) -> None:
         """3/5 is a fraction or a day. Where nothing tells, it stays."""
 
+        @rule("/", r"(?<![\w.,/:–-])(?<!\d )([-−])?([1-9]\d{0,2})/([1-9]\d{0,3})(?![A-Za-z0-9_/]|[.,]\d|-\d)")
         def say(found: re.Match[str]) -> str | None:
             top, bottom, minus = int(found[2]), int(found[3]), self.minus if found[1] else ""
             left, right = self.around.ahead(found), self.around.behind(found).lstrip()[:1]
@@ -157,8 +152,6 @@ class EastAsian(Spoken):
                 return f"{minus}{self.part(top, bottom)}"
             return None if self.is_small(top, bottom) else keep(found[0])
 
-        yield r"(?<![\w.,/:–-])(?<!\d )([-−])?([1-9]\d{0,2})/([1-9]\d{0,3})(?![A-Za-z0-9_/]|[.,]\d|-\d)", say
-
     def part(self, top: int, bottom: int) -> str | None:
         return f"{self.cardinal(str(bottom))}{self._data['parts']}{self.cardinal(str(top))}"
 
@@ -170,50 +163,51 @@ class EastAsian(Spoken):
     def date_at(self, found: re.Match[str]) -> str | None:
         return None if self.is_versioned(found) else self.on_date(found[1], int(found[2]), found[3])
 
-    def _dates(self) -> Rules:
+    def _dates(self, rule: Rules) -> None:
         """2024.3.5, and 3/5 with a weekday behind. The number of a version stays one."""
         day, month, year = r"(0?[1-9]|[12]\d|3[01])", r"(0?[1-9]|1[0-2])", r"((?:19|20)\d\d)"
         span = rf"(?<![\w.,/-])((?:19|20)\d\d([./-])\d\d?\2\d\d?) ?{_DASHES} ?(?={year}\2\d)"
-        yield span, lambda f: f"{f[1]}{self.to}{self.blank}"
+        rule("-./", span, lambda f: f"{f[1]}{self.to}{self.blank}")
         whole = rf"(?<![\w.,/-]){year}-{month}-{day}(?![\w./-])"
-        yield whole, lambda f: self.on_date(f[1], int(f[2]), f[3])
-        yield from self.dotted_dates(year, month, day)
-        yield r"(?<![\w.,/-])\d\d\.\d{1,2}\.\d{1,2}(?![\w.])", lambda f: None if self.is_versioned(f) else keep(f[0])
+        rule("-", whole, lambda f: self.on_date(f[1], int(f[2]), f[3]))
+        self.dotted_dates(year, month, day, rule)
+        written = r"(?<![\w.,/-])\d\d\.\d{1,2}\.\d{1,2}(?![\w.])"
+        rule(".", written, lambda f: None if self.is_versioned(f) else keep(f[0]))
         # 2024-03 is a month, 2010-12 may be years, 2024.03 may be an amount.
-        yield rf"(?<![\w.,/-]){year}(?:[-/](0[1-9])|/(1[0-2]))(?![\w./-])", lambda f: self.month(f[1], f[2] or f[3])
+        written = rf"(?<![\w.,/-]){year}(?:[-/](0[1-9])|/(1[0-2]))(?![\w./-])"
+        rule("-/", written, lambda f: self.month(f[1], f[2] or f[3]))
         ends = r"(?=$|[-~～〜）) ]|到|至|から|부터)"
-        yield rf"(?<![\w.,/-]){year}\.(?:0[1-9]|1[0-2]){ends}(?! ?[%A-Za-z元円万萬亿億원만])", lambda f: keep(f[0])
+        rule(".", rf"(?<![\w.,/-]){year}\.(?:0[1-9]|1[0-2]){ends}(?! ?[%A-Za-z元円万萬亿億원만])", lambda f: keep(f[0]))
 
+        @rule("-/", r"(?<![\w.,/:-])(0[1-9])[-/](0[1-9]|[12]\d|3[01])(?![\w.,/:-])")
         def padded(found: re.Match[str]) -> str | None:
             is_more = re.match(r" ?\d", found.string[found.end() :])
             return None if is_more else self.on_date("", int(found[1]), found[2])
 
-        yield r"(?<![\w.,/:-])(0[1-9])[-/](0[1-9]|[12]\d|3[01])(?![\w.,/:-])", padded
-        yield rf"(?<![\w.,:/-])0(?=[1-9] ?[{self.dated_zeros}])", lambda f: ""
+        rule(self.dated_zeros, rf"(?<![\w.,:/-])0(?=[1-9] ?[{self.dated_zeros}])", lambda f: "")
 
+        @rule("/", rf"(?<![\w.,/:–-]){month}/{day}(?![\w/]|[.,]\d)")
         def on_weekday(found: re.Match[str]) -> str | None:
             named = re.match(rf" ?[(（](?:[{self.weekdays}]|$)", self.around.behind(found))
             return self.on_date("", int(found[1]), found[2]) if named else None
 
-        yield rf"(?<![\w.,/:–-]){month}/{day}(?![\w/]|[.,]\d)", on_weekday
-
-    def dotted_dates(self, year: str, month: str, day: str) -> Rules:
-        yield rf"(?<![\w.,/-]){year}\.{month}\.{day}(?![\w.])", self.date_at
+    def dotted_dates(self, year: str, month: str, day: str, rule: Rules) -> None:
+        rule(".", rf"(?<![\w.,/-]){year}\.{month}\.{day}(?![\w.])", self.date_at)
 
     def month(self, year: str, month: str) -> str:
         """A month in words."""
         return self.on_date(year, int(month), "1").removesuffix("일일").removesuffix("一日").rstrip()
 
-    def _ranges(self) -> Rules:
+    def _ranges(self, rule: Rules) -> None:
         """3月5日～8日, 10万-20万: a dash between a unit and a digit."""
         unit, said = f"[{self._data['range_units']}]", Kept(self.to + self.blank)
         behind = "|".join(rf"(?<=\d{unit * size})" for size in (1, 2, 3))
-        yield r"(?<=\d)—(?=\d)", lambda f: "～"
-        yield r"(?<=\)) ?[~～〜] ?(?=\d)", lambda f: said
-        yield rf"°C ?{_DASHES} ?(?=[-−]?\d)", lambda f: Kept(f"°C{said}")
-        yield rf"(?:{behind}|(?<=\d°)) ?{_DASHES} ?(?=[-−]?\d)", lambda f: said
+        rule("—", r"(?<=\d)—(?=\d)", lambda f: "～")
+        rule(")", r"(?<=\)) ?[~～〜] ?(?=\d)", lambda f: said)
+        rule("°", rf"°C ?{_DASHES} ?(?=[-−]?\d)", lambda f: Kept(f"°C{said}"))
+        rule(DASHES + "—", rf"(?:{behind}|(?<=\d°)) ?{_DASHES} ?(?=[-−]?\d)", lambda f: said)
 
-    def _maths(self) -> Rules:
+    def _maths(self, rule: Rules) -> None:
         """Signs between numbers. They come behind all rules that need their digits."""
         blank, words = self.blank, self.table("signs")
 
@@ -235,17 +229,19 @@ class EastAsian(Spoken):
             minus = self.minus if exponent[0] == "-" else ""
             return base + words["^"].format(minus + self.cardinal(str(int(exponent.lstrip("-")))))
 
-        yield r"(?<=[\d)²米厘毫cmM]) ?[×✕] ?(?=[\d(])|(?<=\d)\*(?=\d)", times
-        yield r"(?<=[A-Za-z)])²(?= ?[-+=<>])", lambda f: Kept(f"{blank}{words['²']}")
+        rule("*×✕", r"(?<=[\d)²米厘毫cmM]) ?[×✕] ?(?=[\d(])|(?<=\d)\*(?=\d)", times)
+        rule("²", r"(?<=[A-Za-z)])²(?= ?[-+=<>])", lambda f: Kept(f"{blank}{words['²']}"))
         left, term = r"(?<=[A-Za-z\d)²³方乗곱])", r"[A-Za-z\d(]"
         formula = rf"(?={term}[A-Za-z\d.,()+×÷*^² −-]{{0,60}}=)"
-        yield rf"{left} ?[-−] ?(?=\d[\d.,()+×÷* −-]{{0,60}}=)", lambda f: named("-")
-        yield rf"(?<=[\d)²³方乗곱]) ?\+ ?(?=[\d(])|{left} ?\+ ?{formula}", sign
-        yield r"√(?=\d)", lambda f: Kept(words["√"] + blank)
-        yield r"±(?=\d)", lambda f: Kept(words["±"] + blank)
-        yield rf"(?<![\w.,])({self.pattern})(\^-?\d{{1,3}}(?![\d.])|⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]{{1,3}})", power
-        yield r"(?<=[\d)]) ?÷ ?(?=[\d(])", sign
+        rule("=", rf"{left} ?[-−] ?(?=\d[\d.,()+×÷* −-]{{0,60}}=)", lambda f: named("-"))
+        rule("+", rf"(?<=[\d)²³方乗곱]) ?\+ ?(?=[\d(])|{left} ?\+ ?{formula}", sign)
+        rule("√", r"√(?=\d)", lambda f: Kept(words["√"] + blank))
+        rule("±", r"±(?=\d)", lambda f: Kept(words["±"] + blank))
+        rule("^⁰¹²³⁴⁵⁶⁷⁸⁹", rf"(?<![\w.,])({self.pattern})(\^-?\d{{1,3}}(?![\d.])|⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]{{1,3}})", power)
+        rule("÷", r"(?<=[\d)]) ?÷ ?(?=[\d(])", sign)
         around = self.around
-        yield r"^= ?(?=\d)", lambda f: named("=") if around.left[-1:].isalpha() and not around.left.isascii() else None
-        yield r"^[≈≤≥≠±] ?(?=\d)|(?<=[^\s=<>!:+*/&?-]) ?[=≈≤≥≠] ?(?=[-−\d(])|(?<=[\d)²%]) ?[=≈≤≥≠] ?(?=[\w(])", sign
-        yield r"(?<=[\d)²³方乗곱A-Za-z]) ?[<>] ?(?=[\d(])", sign
+        written = r"^= ?(?=\d)"
+        rule("=", written, lambda f: named("=") if around.left[-1:].isalpha() and not around.left.isascii() else None)
+        written = r"^[≈≤≥≠±] ?(?=\d)|(?<=[^\s=<>!:+*/&?-]) ?[=≈≤≥≠] ?(?=[-−\d(])|(?<=[\d)²%]) ?[=≈≤≥≠] ?(?=[\w(])"
+        rule("=±≈≠≤≥", written, sign)
+        rule("<>", r"(?<=[\d)²³方乗곱A-Za-z]) ?[<>] ?(?=[\d(])", sign)

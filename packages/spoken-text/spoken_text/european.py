@@ -66,30 +66,29 @@ class European(Spoken):
 
     # ---------------------------------------------------------------- rules
 
-    def second(self) -> Rules:
-        yield from self.own()
-        yield rf"(?i:(?<![\w.])({ends_of(self.leads)})) ?(?=\d)", self._lead
-        yield from self._dates()
-        yield r"(?<![\w.,/-])24/7(?![\w/]|[.,]\d)", lambda f: f"{self.cardinal('24')}{self.between}{self.cardinal('7')}"
-        yield from self.middle()
-        yield r"(?<![\w.,])\d{1,2}['’′]\d\d(?:[\"”″]|'')?(?!\d)", lambda f: keep(f[0])
-        yield r"(?<![\w.,:/-])(?:\d+,\d+/(?:5|10)|\d{1,3}/(?:10|20|30|100|110))(?![\w/]|[.,]\d)", self._mark
+    def second(self, rule: Rules) -> None:
+        self.own(rule)
+        rule("", rf"(?i:(?<![\w.])({ends_of(self.leads)})) ?(?=\d)", self._lead)
+        self._dates(rule)
+        written = r"(?<![\w.,/-])24/7(?![\w/]|[.,]\d)"
+        rule("/", written, lambda f: f"{self.cardinal('24')}{self.between}{self.cardinal('7')}")
+        self.middle(rule)
+        rule("'’′", r"(?<![\w.,])\d{1,2}['’′]\d\d(?:[\"”″]|'')?(?!\d)", lambda f: keep(f[0]))
+        rule("/,", r"(?<![\w.,:/-])(?:\d+,\d+/(?:5|10)|\d{1,3}/(?:10|20|30|100|110))(?![\w/]|[.,]\d)", self._mark)
         scale, one = r"(?<![\w.,:/-])1:(\d{4,7}|\d{1,3}(?:[. ]\d{3})+)(?![\w:/]|[.,]\d)", self.cardinal("1")
-        yield scale, lambda f: f"{one} {self.ratio_to} {self.cardinal(self.value(f[1]))}"
-        yield r"(?<![\w'’])['’](?=\d\d(?![\d'’]))", lambda f: ""
+        rule(":", scale, lambda f: f"{one} {self.ratio_to} {self.cardinal(self.value(f[1]))}")
+        rule("'’", r"(?<![\w'’])['’](?=\d\d(?![\d'’]))", lambda f: "")
         local = r"(?<![\w.,:/-])(?<![\d)] )\d{3}-(?:\d{3}-\d{2,4}|\d\d-\d\d)(?![\w-]|[.,]\d)"
-        yield local, lambda f: self.dialled(f[0])
-        yield r"(?<![\w.,:/-])(\d\d?)H(?=\d\d(?!\w)|(?!\w))", lambda f: f"{f[1]}h"
-        yield r"(?<![\w.,:/-])0(\d)(?= ?h(?!\w))", lambda f: f[1]
-        yield r"(?<![\w.,:/-])\d{2,4}s(?!\w)", self._no_seconds
+        rule("-", local, lambda f: self.dialled(f[0]))
+        rule("H", r"(?<![\w.,:/-])(\d\d?)H(?=\d\d(?!\w)|(?!\w))", lambda f: f"{f[1]}h")
+        rule("h", r"(?<![\w.,:/-])0(\d)(?= ?h(?!\w))", lambda f: f[1])
+        rule("s", r"(?<![\w.,:/-])\d{2,4}s(?!\w)", self._no_seconds)
 
-    def own(self) -> Rules:
+    def own(self, rule: Rules) -> None:
         """What no shared rule of these languages may take apart."""
-        yield from ()
 
-    def middle(self) -> Rules:
+    def middle(self, rule: Rules) -> None:
         """What comes behind abbreviations and dates."""
-        yield from ()
 
     between = " "
     """Between 24 and 7."""
@@ -99,19 +98,18 @@ class European(Spoken):
         """Between the 1 and the other number of a scale."""
         return self.to
 
-    def later(self) -> Rules:
+    def later(self, rule: Rules) -> None:
         """Signs of arithmetic. They come behind telephone numbers, which begin with a plus."""
         number = self.pattern
         equation = rf"(?<![\w.,]){number}(?: [+×÷·*xх/:−–-] {number}){{1,6}} = (?=[−-]?\d)"
-        yield equation, lambda f: re.sub(r"(?<=\d) ([^\s\d]) (?=[−-]?\d|$)", self._sign, f[0])
-        yield r"(?<=\d) ([+×÷=]) (?=\d)", self._sign
-        yield r"(?<![\w.,)%])= (?=[−-]?\d)", lambda f: f"{self.signs['=']} "
-        yield from self.products()
-        yield r"(?<![\w.,)%])([±≈~+]) ?(?=\d)", lambda f: f"{self.signs[f[1]]} "
+        rule("=", equation, lambda f: re.sub(r"(?<=\d) ([^\s\d]) (?=[−-]?\d|$)", self._sign, f[0]))
+        rule("+=×÷", r"(?<=\d) ([+×÷=]) (?=\d)", self._sign)
+        rule("=", r"(?<![\w.,)%])= (?=[−-]?\d)", lambda f: f"{self.signs['=']} ")
+        self.products(rule)
+        rule("+~±≈", r"(?<![\w.,)%])([±≈~+]) ?(?=\d)", lambda f: f"{self.signs[f[1]]} ")
 
-    def products(self) -> Rules:
+    def products(self, rule: Rules) -> None:
         """The letter x as a sign."""
-        yield from ()
 
     def _mark(self, found: re.Match[str]) -> str | None:
         """15/20: quinze sur vingt"""
@@ -134,7 +132,7 @@ class European(Spoken):
         said = self.leads[found[1].lower()]
         return f"{said[0].upper() if found[1][0].isupper() else said[0]}{said[1:]} "
 
-    def _dates(self) -> Rules:
+    def _dates(self, rule: Rules) -> None:
         def say(found: re.Match[str]) -> str | None:
             day, month, year = int(found[1]), int(found[3]), found[4]
             if not (1 <= day <= 31 and 1 <= month <= 12):
@@ -142,12 +140,12 @@ class European(Spoken):
             return self.on_date(year, month, str(day))
 
         guard, mark = r"(?![\w/-]|[.,]\d)", self.date[-1]
-        yield rf"(?<![\w.,:/-])(\d\d?)([{'./'.replace(mark, '')}-])(\d\d?)\2(\d{{4}}){guard}", say
-        yield rf"(?<![\w.,:/-])(\d\d?)([{mark}])(\d\d?)\2([012]\d){guard}", say
+        rule("-./", rf"(?<![\w.,:/-])(\d\d?)([{'./'.replace(mark, '')}-])(\d\d?)\2(\d{{4}}){guard}", say)
+        rule(mark, rf"(?<![\w.,:/-])(\d\d?)([{mark}])(\d\d?)\2([012]\d){guard}", say)
 
         def day(found: re.Match[str]) -> str | None:
             dated = self.around.word_before(found) in "le au du el al il dal dia até".split()
             is_day = dated and 1 <= int(found[1]) <= 31 and 1 <= int(found[2]) <= 12
             return self.on_date("", int(found[2]), found[1]) if is_day else None
 
-        yield rf"(?<![\w.,:/-])(\d\d?)/(0\d|1[0-2]){guard}(?! ?%)", day
+        rule("/", rf"(?<![\w.,:/-])(\d\d?)/(0\d|1[0-2]){guard}(?! ?%)", day)

@@ -14,7 +14,7 @@ VULGAR = dict(zip("½⅓⅔¼¾⅕⅛", ("1/2", "1/3", "2/3", "1/4", "3/4", "1/5
 DIRECTIONS = frozenset("NSEWO")
 
 
-def phones(spoken: Spoken) -> Rules:
+def phones(spoken: Spoken, rule: Rules) -> None:
     """Digit by digit, with a comma between the groups."""
     around = spoken.around
 
@@ -29,28 +29,28 @@ def phones(spoken: Spoken) -> Rules:
 
     before, after = r"(?<![\w.,:/-])(?<!\d )", r"(?![\w-]|[.,]\d)"
     serial = rf"{before}(?:97[89][- ]?)?\d{{1,5}}-\d{{1,7}}-\d{{1,7}}-[\dX](?![\w-])"
-    yield serial, lambda f: f"{say(f)} X" if f[0][-1] == "X" else say(f)
-    yield r"\+\d{1,3}(?:[ ()./-]{0,2}\d+){1,6}(?<=\d{2})", lambda f: say(f) if len(f[0]) > 7 else None
-    yield rf"{before}[18][ -.](?:\(\d{{3}}\)[ -.]?|\d{{3}}[-. ])\d{{3}}[-. ](?:\d{{4}}|\d\d-\d\d){after}", say
-    yield rf"(?<![\w.,-])(?<!\d )(?:\(\d{{3}}\)[ -]?|\d{{3}}[-. ])\d{{3}}[-. ]\d{{4}}{after}", say
-    yield rf"{before}\(\d\d\) ?9?\d{{4}}-\d{{4}}{after}", say
-    yield r"(?<![\w.,:/-])(?<!\d )0\d{1,4}(?:[ -]\d{2,}|/\d{4,})+(?!\w|[.,]\d)", say
+    rule("-", serial, lambda f: f"{say(f)} X" if f[0][-1] == "X" else say(f))
+    rule("+", r"\+\d{1,3}(?:[ ()./-]{0,2}\d+){1,6}(?<=\d{2})", lambda f: say(f) if len(f[0]) > 7 else None)
+    rule("-. ", rf"{before}[18][ -.](?:\(\d{{3}}\)[ -.]?|\d{{3}}[-. ])\d{{3}}[-. ](?:\d{{4}}|\d\d-\d\d){after}", say)
+    rule("-. ", rf"(?<![\w.,-])(?<!\d )(?:\(\d{{3}}\)[ -]?|\d{{3}}[-. ])\d{{3}}[-. ]\d{{4}}{after}", say)
+    rule("(", rf"{before}\(\d\d\) ?9?\d{{4}}-\d{{4}}{after}", say)
+    rule("-/ ", r"(?<![\w.,:/-])(?<!\d )0\d{1,4}(?:[ -]\d{2,}|/\d{4,})+(?!\w|[.,]\d)", say)
     if spoken.code in ("es", "pt"):
-        yield rf"{before}\d\d \d{{3}} \d\d \d\d{after}", say
-        yield rf"{before}[679]\d\d \d{{3}} (?!000)\d{{3}}{after}(?! \d| ?[€$%])", say
-    yield rf"{before}\d{{3}}-\d{{4}}{after}", local
-    yield rf"{before}\d{{4}}(?: \d{{4}}){{2,4}}{after}", say
-    yield rf"{before}(?:\d{{3}}-\d\d-\d{{4}}|\d{{5}}-\d{{4}}){after}", say
+        rule(" ", rf"{before}\d\d \d{{3}} \d\d \d\d{after}", say)
+        rule(" ", rf"{before}[679]\d\d \d{{3}} (?!000)\d{{3}}{after}(?! \d| ?[€$%])", say)
+    rule("-", rf"{before}\d{{3}}-\d{{4}}{after}", local)
+    rule(" ", rf"{before}\d{{4}}(?: \d{{4}}){{2,4}}{after}", say)
+    rule("-", rf"{before}(?:\d{{3}}-\d\d-\d{{4}}|\d{{5}}-\d{{4}}){after}", say)
     if spoken.code == "ko":
-        yield rf"{before}1[5-8]\d\d-\d{{4}}(?!\d|년)", say
-        yield r"(?<![\w.,])(\d{1,2})대(\d{1,2})(?!\d)", spoken.ratio
+        rule("-", rf"{before}1[5-8]\d\d-\d{{4}}(?!\d|년)", say)
+        rule("대", r"(?<![\w.,])(\d{1,2})대(\d{1,2})(?!\d)", spoken.ratio)
     # Groups with three hyphens or more, such as serial numbers, are no amounts.
-    yield rf"{before}\d+(?:-\d+){{3,20}}(?![\w-])", say
+    rule("-", rf"{before}\d+(?:-\d+){{3,20}}(?![\w-])", say)
     named = r"(?<![\w.,])\d{3,20}(?![\w]|[.,:/-]\d)"
-    yield named, lambda f: say(f) if around.word_before(f).strip(".:,#") in _CALLED else None
+    rule("", named, lambda f: say(f) if around.word_before(f).strip(".:,#") in _CALLED else None)
 
 
-def fractions(spoken: Spoken) -> Rules:
+def fractions(spoken: Spoken, rule: Rules) -> None:
     """1/2, 1 3/4, ½. Where it may be a date or a ratio, the figures stay as they are read alone."""
     letters = "A-Za-z0-9_" if spoken.joined else r"\w"
     unit = rf"(?: ?({spoken.unit_names})(?![{letters}/²³]))?"
@@ -75,29 +75,28 @@ def fractions(spoken: Spoken) -> Rules:
             return keep(found[0])
         return said if not whole else spoken.with_part(whole, said, is_half=bottom == 2)
 
-    yield rf"(?<![\w.,/:–-])(?:(\d{{1,2}}) ?)?([{''.join(VULGAR)}]){unit}(?![\w/])", measured
-    yield rf"(?<![\w.,/:–-])(?:(\d{{1,2}}) )?([1-9]/(?:10|[2-9])){unit}(?![{letters}/]|[.,]\d|-\d)", measured
+    rule("".join(VULGAR), rf"(?<![\w.,/:–-])(?:(\d{{1,2}}) ?)?([{''.join(VULGAR)}]){unit}(?![\w/])", measured)
+    rule("/", rf"(?<![\w.,/:–-])(?:(\d{{1,2}}) )?([1-9]/(?:10|[2-9])){unit}(?![{letters}/]|[.,]\d|-\d)", measured)
 
 
-def others(spoken: Spoken) -> Rules:
+def others(spoken: Spoken, rule: Rules) -> None:
     """Addresses of computers, scores and ratios, directions."""
     dot = f"{spoken.blank}{spoken.dot}{spoken.blank}"
 
+    @rule(".", r"(?<![\w.,])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)")
     def address(found: re.Match[str]) -> str | None:
         parts = found[0].split(".")
         if not all(part == "0" or (part[0] != "0" and int(part) < 256) for part in parts):
             return None
         return dot.join(map(spoken.digits if spoken.code == "en" else spoken.cardinal, parts))
 
-    yield r"(?<![\w.,])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)", address
-    yield r"(?<![\w.,:/-])(\d{1,3}):(\d|[1-9]\d{2})(?![\w:/]|-\d|[.,]\d)", spoken.ratio
+    rule(":", r"(?<![\w.,:/-])(\d{1,3}):(\d|[1-9]\d{2})(?![\w:/]|-\d|[.,]\d)", spoken.ratio)
     if names := spoken.table("directions"):
 
+        @rule("°", rf"(?<![\w.,])({spoken.pattern}) ?° ?([NSEWO])(?!\w)")
         def toward(found: re.Match[str]) -> str | None:
             said = spoken.counted_as(found[1], "°")
             return said and f"{said} {names[found[2]]}"
-
-        yield rf"(?<![\w.,])({spoken.pattern}) ?° ?([NSEWO])(?!\w)", toward
 
 
 # ---------------------------------------------------------------- Roman numerals

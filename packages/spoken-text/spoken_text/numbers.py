@@ -6,7 +6,6 @@ from functools import cache, partial
 
 from spoken_text import amounts, clock, currency, figures, years
 from spoken_text.code import HARDWARE
-from spoken_text.needed import needs
 from spoken_text.rule import Kept, Rules, Say, keep, uncover
 from spoken_text.spoken import Spoken
 from spoken_text.stage import is_cjk
@@ -30,32 +29,34 @@ class Numbers:
         self._abbreviations = frozenset(name.rstrip(".") for name in dotted if name[-1] == ".")
         small = *spoken.months, *currency.CODES, *spoken.words("followers")
         self._small_followers = frozenset(map(str.lower, small))
-        self._rules = [(needs(p), _compiled(p, spoken.joined), partial(self._apart, say)) for p, say in self._all()]
+        rule = Rules()
+        self._all(rule)
+        self._rules = [(signs, _compiled(p, spoken.joined), partial(self._apart, say)) for signs, p, say in rule.made]
 
-    def _all(self) -> Rules:
+    def _all(self, rule: Rules) -> None:
         """Their order matters: a rule sees what those before it have left."""
         spoken = self.spoken
-        yield from spoken.first()
-        yield from self._names()
-        yield from spoken.second()
-        yield from figures.phones(spoken)
-        yield from spoken.later()
-        yield from self._dates()
-        yield from years.rules(spoken)
-        yield from clock.durations(spoken)
-        yield from figures.others(spoken)
-        yield from clock.times(spoken)
-        yield from figures.fractions(spoken)
-        yield from amounts.money(spoken)
-        yield from amounts.scaled(spoken)
-        yield from amounts.units(spoken)
-        yield from self._ordinals()
-        yield from years.counts(spoken)
-        yield from spoken.years_last()
-        yield from spoken.counters()
-        yield from amounts.ranges(spoken)
-        yield from self._rest()
-        yield from spoken.last()
+        spoken.first(rule)
+        self._names(rule)
+        spoken.second(rule)
+        figures.phones(spoken, rule)
+        spoken.later(rule)
+        self._dates(rule)
+        years.rules(spoken, rule)
+        clock.durations(spoken, rule)
+        figures.others(spoken, rule)
+        clock.times(spoken, rule)
+        figures.fractions(spoken, rule)
+        amounts.money(spoken, rule)
+        amounts.scaled(spoken, rule)
+        amounts.units(spoken, rule)
+        self._ordinals(rule)
+        years.counts(spoken, rule)
+        spoken.years_last(rule)
+        spoken.counters(rule)
+        amounts.ranges(spoken, rule)
+        self._rest(rule)
+        spoken.last(rule)
 
     def read(self, phrase: str, before: str, begins: bool, after: str = "", earlier: str = "", left: str = "") -> str:
         """Put a phrase's numbers into words. The phrase is words with one blank between them, `begins`: it begins a
@@ -120,39 +121,40 @@ class Numbers:
             said += " "
         return said
 
-    def _names(self) -> Rules:
+    def _names(self, rule: Rules) -> None:
         """What no rule may take apart: a number in the name of a thing."""
-        yield r"^([(\[\"'“„«]?)([IVXLC]{1,9}(?:er|re)?)(\.?)(?!\w)", self._roman
-        yield r"(?<![\w.,])\d{1,3}(?::\d\d){2}[.,]\d{1,9}(?![\w:])", lambda f: keep(f[0])
-        yield r"(?<![\w.,])\d{1,3} ?° ?\d{1,2} ?['’′](?: ?\d{1,2} ?[\"”″])?", lambda f: keep(f[0])
-        yield r"(?<![\w.,])401\(?k\)?(?!\w)", lambda f: keep(f[0])
-        yield rf"(?<![\w.:-])(?:{HARDWARE})(?![\w:]|-\d)", lambda f: keep(f[0])
+        rule("CILVX", r"^([(\[\"'“„«]?)([IVXLC]{1,9}(?:er|re)?)(\.?)(?!\w)", self._roman)
+        rule(":", r"(?<![\w.,])\d{1,3}(?::\d\d){2}[.,]\d{1,9}(?![\w:])", lambda f: keep(f[0]))
+        rule("°", r"(?<![\w.,])\d{1,3} ?° ?\d{1,2} ?['’′](?: ?\d{1,2} ?[\"”″])?", lambda f: keep(f[0]))
+        rule("k", r"(?<![\w.,])401\(?k\)?(?!\w)", lambda f: keep(f[0]))
+        rule("-:", rf"(?<![\w.:-])(?:{HARDWARE})(?![\w:]|-\d)", lambda f: keep(f[0]))
 
     def _roman(self, found: re.Match[str]) -> str | None:
         said = figures.roman(self.spoken, found[2], self.spoken.around.before)
         goes_on = found[3] and self.spoken.code == "de" and self.spoken.around.after[:1].islower()
         return said and found[1] + said + ("" if goes_on else found[3])
 
-    def _dates(self) -> Rules:
+    def _dates(self, rule: Rules) -> None:
         spoken = self.spoken
 
         def say(found: re.Match[str], year: str, month: str, day: str) -> str | None:
             is_date = 1 <= int(month) <= 12 and 1 <= int(day) <= 31
             return spoken.dated(found, year, int(month), day) if is_date else None
 
-        yield r"(?<![\d/-])(\d{4})([-/])(\d\d)\2(\d\d)(?![\d/-])", lambda f: say(f, f[1], f[3], f[4])
+        rule("-/", r"(?<![\d/-])(\d{4})([-/])(\d\d)\2(\d\d)(?![\d/-])", lambda f: say(f, f[1], f[3], f[4]))
         order, mark = spoken.date[:3], re.escape(spoken.date[-1])
         if order == "ymd":
-            yield rf"(?<!\d)(\d{{4}}){mark}(\d\d?){mark}(\d\d?)(?!\d)", lambda f: say(f, f[1], f[2], f[3])
+            rule("/", rf"(?<!\d)(\d{{4}}){mark}(\d\d?){mark}(\d\d?)(?!\d)", lambda f: say(f, f[1], f[2], f[3]))
         elif order == "mdy":
-            yield rf"(?<![\d/])(\d\d?){mark}(\d\d?){mark}(\d{{4}})(?![\d/])", lambda f: say(f, f[3], f[1], f[2])
+            rule("/", rf"(?<![\d/])(\d\d?){mark}(\d\d?){mark}(\d{{4}})(?![\d/])", lambda f: say(f, f[3], f[1], f[2]))
         else:
-            yield rf"(?<![\d.])(\d\d?){mark} ?(\d\d?){mark} ?(\d{{4}})(?!\d)", lambda f: say(f, f[3], f[2], f[1])
+            written = rf"(?<![\d.])(\d\d?){mark} ?(\d\d?){mark} ?(\d{{4}})(?!\d)"
+            rule(spoken.date[-1], written, lambda f: say(f, f[3], f[2], f[1]))
         if spoken.code == "de":
-            yield r"(?<![\d.])(\d\d?)\.(\d\d?)\.(?= ?[^\d\s]|$)", lambda f: say(f, "", f[2], f[1])
-        yield from spoken.named_months("|".join(spoken.months))
+            rule(".", r"(?<![\d.])(\d\d?)\.(\d\d?)\.(?= ?[^\d\s]|$)", lambda f: say(f, "", f[2], f[1]))
+        spoken.named_months("|".join(spoken.months), rule)
 
-    def _ordinals(self) -> Rules:
+    def _ordinals(self, rule: Rules) -> None:
         spoken = self.spoken
 
         def listed(found: re.Match[str]) -> str | None:
@@ -161,14 +163,14 @@ class Numbers:
         def ordinal(found: re.Match[str]) -> str | None:
             return spoken.ordinal_at(found) if 1 <= int(found[1]) < 1_000_000 else None
 
-        yield from spoken.headed()
+        spoken.headed(rule)
         if not spoken.joined:
-            yield r"^(\d{1,3})[.)](?= |$)(?! ?\d)", listed
-        yield from spoken.ordinals()
+            rule(".)", r"^(\d{1,3})[.)](?= |$)(?! ?\d)", listed)
+        spoken.ordinals(rule)
         if spoken.ordinal_ends:
-            yield rf"(?<![\d.,])(\d+){spoken.ordinal_ends}", ordinal
+            rule("", rf"(?<![\d.,])(\d+){spoken.ordinal_ends}", ordinal)
 
-    def _rest(self) -> Rules:
+    def _rest(self, rule: Rules) -> None:
         spoken, number, blank = self.spoken, self.spoken.pattern, self.spoken.blank
         dot = f"{blank}{spoken.dot}{blank}"
 
@@ -180,15 +182,15 @@ class Numbers:
             return said if isinstance(said, Kept) else spoken.below_zero(found[1]) + said
 
         if spoken.number:
-            yield r"(?<!\w)#(?=\d)", lambda f: f"{spoken.number} "
-        yield r"(?<![\d.,])\d+(?:\.\d+){2,}(?![\d])", dotted
+            rule("#", r"(?<!\w)#(?=\d)", lambda f: f"{spoken.number} ")
+        rule(".", r"(?<![\d.,])\d+(?:\.\d+){2,}(?![\d])", dotted)
         ends = r"(?![,.]?\d)" + ("(?![가-힣])" if spoken.code == "ko" else "")
-        yield r"(?<=\d) ?– ?(?=\d)", lambda f: f"{blank}{spoken.to}{blank}"
-        yield rf"(?:(?<![\w.,)–-])([-−]))?(?<![\d.,])({number}){ends}", say
+        rule("–", r"(?<=\d) ?– ?(?=\d)", lambda f: f"{blank}{spoken.to}{blank}")
+        rule("", rf"(?:(?<![\w.,)–-])([-−]))?(?<![\d.,])({number}){ends}", say)
         if spoken.code != "ko":
-            yield r"\d+", lambda f: spoken.said(f[0])
+            rule("", r"\d+", lambda f: spoken.said(f[0]))
         if spoken.code in ("fr", "it"):
-            yield r"(?:(?<=\bd')|(?<=\bun')) (?=\w)", lambda f: ""  # d'habitants, un'ora
+            rule("du", r"(?:(?<=\bd')|(?<=\bun')) (?=\w)", lambda f: "")  # d'habitants, un'ora
 
 
 class _OfThread(threading.local):

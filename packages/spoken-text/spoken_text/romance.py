@@ -6,7 +6,7 @@ stays."""
 import re
 
 from spoken_text.european import European, number_of
-from spoken_text.rule import Kept, Rules, ends_of, keep
+from spoken_text.rule import Kept, Rules, ends_of, initials, keep
 
 _WORD = re.compile(r"[a-zà-ÿœ'’-]+")
 _FEMININE_BEFORE = frozenset("las unas estas esas aquellas as umas nas das às estas essas aquelas".split())
@@ -155,39 +155,38 @@ class Romance(European):
         """An ordinal before a masculine noun, if it is written so."""
         return said
 
-    def own(self) -> Rules:
-        return self._centuries()
+    def own(self, rule: Rules) -> None:
+        self._centuries(rule)
 
-    def middle(self) -> Rules:
+    def middle(self, rule: Rules) -> None:
         clocks = r"(?<![\w.,:/-])(\d\d?) ?h ?([0-5]\d)? ?[-–] ?(?=\d\d? ?h)"
-        yield clocks, lambda f: f"{self.at_time(f[1], f[2] or '0')} {self.to} "
+        rule("h", clocks, lambda f: f"{self.at_time(f[1], f[2] or '0')} {self.to} ")
 
-    def end(self) -> Rules:
+    def end(self, rule: Rules) -> None:
         """What comes behind the shared rules."""
-        yield from ()
 
-    def iberian(self) -> Rules:
+    def iberian(self, rule: Rules) -> None:
         """Telephone numbers and days of a month, as in Spanish and Portuguese."""
         years = r"(?!(?:1[5-9]|20)\d\d-(?:1[5-9]|20))"
         phone = rf"(?<![\w.,:/)-])(?<!\) ){years}(?:\d\d )?9?\d{{4}}-\d{{4}}(?![\w-]|[.,]\d)"
-        yield phone, lambda f: self.dialled(f[0])
+        rule("-", phone, lambda f: self.dialled(f[0]))
 
+        months = "|".join(self.months)
+
+        @rule(initials(self.months), rf"(?<![\w.,:/-])(\d\d?) ({months})(?!\w)(?: (?:del? )?(\d{{4}})(?![\w]|[.,]\d))?")
         def named(found: re.Match[str]) -> str | None:
             """5 febrero 2024"""
             month = self.months.index(found[2]) + 1
             return self.on_date(found[3] or "", month, found[1]) if 1 <= int(found[1]) <= 31 else None
 
-        months = "|".join(self.months)
-        yield rf"(?<![\w.,:/-])(\d\d?) ({months})(?!\w)(?: (?:del? )?(\d{{4}})(?![\w]|[.,]\d))?", named
-
-    def second(self) -> Rules:
-        yield from super().second()
-        yield from self.end()
+    def second(self, rule: Rules) -> None:
+        super().second(rule)
+        self.end(rule)
         if self.code != "fr":
-            yield r"(?<![\w.,])([1-9]\d?)([°oa])(?!\w)", self._loose_ordinal
-        yield r"(?<![\w.,/:–-])([1-9]\d?) ?(?:1/2|½) ([a-zà-ÿœ]+)", self._and_half
+            rule("°ao", r"(?<![\w.,])([1-9]\d?)([°oa])(?!\w)", self._loose_ordinal)
+        rule("/½", r"(?<![\w.,/:–-])([1-9]\d?) ?(?:1/2|½) ([a-zà-ÿœ]+)", self._and_half)
         half = r"(?<![\w.,/:–-])(?<!\d )(?:1/2|½)(?= ?[a-zà-ÿ]|$)(?! ?(?:kg|g|l|km|m|cm|h|ml|mg)\b)"
-        yield half, self._half
+        rule("/½", half, self._half)
 
     def _and_half(self, found: re.Match[str]) -> str | None:
         """2 1/2 tasses: deux tasses et demie."""
@@ -230,18 +229,18 @@ class Romance(European):
     def is_roman(self, word: str) -> bool:
         return word[:1] in frozenset("IVXLХ") and all(map(number_of, re.split("[-–]", word)))
 
-    def _centuries(self) -> Rules:
+    def _centuries(self, rule: Rules) -> None:
         joins = r"(?: (?:y|e|al|a) (?:(?:el|il|o) )?| ?[-–] ?)"
         chain = rf"{_ROMAN}(?:{joins}{_ROMAN}){{0,3}}"
-        yield rf"(?<!\w)((?i:{ends_of(self.centuries)})) ({chain})(?!\w)", self._century
+        rule("ILVX", rf"(?<!\w)((?i:{ends_of(self.centuries)})) ({chain})(?!\w)", self._century)
         before = self.around
-        yield rf"^({chain})(?!\w)", lambda f: self.chain(f[1]) if before.before.lower() in self.centuries else None
-        yield from self.centuries_behind(chain)
-        yield rf"(?<!\w)({_ROMAN})(?!\w)", self._event
+        written = rf"^({chain})(?!\w)"
+        rule("ILVX", written, lambda f: self.chain(f[1]) if before.before.lower() in self.centuries else None)
+        self.centuries_behind(chain, rule)
+        rule("ILVX", rf"(?<!\w)({_ROMAN})(?!\w)", self._event)
 
-    def centuries_behind(self, chain: str) -> Rules:
+    def centuries_behind(self, chain: str, rule: Rules) -> None:
         """Numerals with "century" behind them."""
-        yield from ()
 
     def chain(self, chain: str) -> str | None:
         """Roman numerals that follow each other."""

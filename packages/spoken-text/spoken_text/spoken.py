@@ -12,7 +12,7 @@ from typing import Any
 from spoken_text import currency
 from spoken_text.errors import LanguageError
 from spoken_text.languages import NAMES, primary_subtag
-from spoken_text.rule import Around, Rules, ends_of
+from spoken_text.rule import Around, Rules, ends_of, initials
 
 try:
     from num2words import num2words
@@ -77,46 +77,38 @@ class Spoken:
 
     # ---------------------------------------------------------------- rules of this language alone
 
-    def first(self) -> Rules:
+    def first(self, rule: Rules) -> None:
         """What no shared rule may take apart."""
-        yield from ()
 
-    def second(self) -> Rules:
+    def second(self, rule: Rules) -> None:
         """The same behind the rules for names, addresses and signs."""
-        yield from ()
 
-    def later(self) -> Rules:
+    def later(self, rule: Rules) -> None:
         """What comes behind telephone numbers."""
-        yield from ()
 
-    def years_first(self) -> Rules:
+    def years_first(self, rule: Rules) -> None:
         """Years with a word that says so."""
-        yield from ()
 
-    def named_months(self, months: str) -> Rules:
+    def named_months(self, months: str, rule: Rules) -> None:
         """Days before the name of a month, which is one of `months`, a regular expression."""
         if self.months:
             first = self._data.get("first_day") or self.cardinal("1")
-            yield rf"(?<!\d)1(?:er|º|°)?(?= (?:de )?(?:{months})\b)", lambda f: first
+            rule(initials(self.months), rf"(?<!\d)1(?:er|º|°)?(?= (?:de )?(?:{months})\b)", lambda f: first)
 
-    def headed(self) -> Rules:
+    def headed(self, rule: Rules) -> None:
         """Ordinals that begin a line and no list."""
-        yield from ()
 
-    def ordinals(self) -> Rules:
-        yield from ()
+    def ordinals(self, rule: Rules) -> None:
+        pass
 
-    def years_last(self) -> Rules:
+    def years_last(self, rule: Rules) -> None:
         """Years that nothing but their place tells from counts."""
-        yield from ()
 
-    def counters(self) -> Rules:
+    def counters(self, rule: Rules) -> None:
         """Numbers before words that count things."""
-        yield from ()
 
-    def last(self) -> Rules:
+    def last(self, rule: Rules) -> None:
         """What is read once amounts are words."""
-        yield from ()
 
     # ---------------------------------------------------------------- words that belong together
 

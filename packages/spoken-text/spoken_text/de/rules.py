@@ -16,54 +16,53 @@ _JOINED = (
 )
 
 
-def _first(spoken: "Language") -> Rules:
+def _first(spoken: "Language", rule: Rules) -> None:
     around = spoken.around
     long_of = spoken.table("abbreviations")
     names = ends_of(name for name in long_of if name[0] != "§")
 
+    @rule(".", rf"^([(\[\"„]?)({names})\. ?(?=\d)")
     def long(found: re.Match[str]) -> str | None:
         name = found[2]
         if name == "S" and around.before.isdecimal():
             return f"{found[1]}Satz "
         return f"{found[1]}{long_of[name]} "
 
-    yield rf"^([(\[\"„]?)({names})\. ?(?=\d)", long
-    yield r"(?:^|(?<=[(\[ ]))(§§?) ?(?=\d)", lambda f: f"{long_of[f[1]]} "
+    rule("§", r"(?:^|(?<=[(\[ ]))(§§?) ?(?=\d)", lambda f: f"{long_of[f[1]]} ")
     months = "|".join(spoken.months)
     days = rf"(?<![\w.])(\d\d?)\. ?(bis|und|oder|sowie|[-–/]) ?(\d\d?)\. ?(?=(?:{months})\b)"
 
+    @rule(".", days)
     def two(found: re.Match[str]) -> str:
         end, between = spoken.end_of_ordinal(found), "bis" if found[2] in "-–" else found[2].replace("/", "und")
         return f"{spoken.ordinal(found[1])}{end} {between} {spoken.ordinal(found[3])}{end} "
 
-    yield days, two
-
+    @rule(".", r"(?<![\w.,:])(\d{1,3})\.(?=,)")
     def listed(found: re.Match[str]) -> str | None:
         end = spoken.end_of_ordinal(found, "?")
         return None if end is None else f"{spoken.ordinal(found[1])}{end}"
 
-    yield r"(?<![\w.,:])(\d{1,3})\.(?=,)", listed
-
+    @rule("", rf"(?<![\w.,])(\d{{1,4}})-?((?:{_JOINED})\w*)")
     def joined(found: re.Match[str]) -> str:
         return f"{_one(spoken, found[1])}{found[2].lower()}"
 
-    yield rf"(?<![\w.,])(\d{{1,4}})-?((?:{_JOINED})\w*)", joined
-    yield r"(?<![\w.,-])(\d{1,3})x(?![\w/*+=-]| [-+=*/])", lambda f: f"{_one(spoken, f[1])}mal"
-    yield r"(?<![\w.,])(\d+(?:,\d+)?) ?%-?(ig\w{0,2})", lambda f: f"{spoken.said(f[1])}prozent{f[2]}"
+    rule("x", r"(?<![\w.,-])(\d{1,3})x(?![\w/*+=-]| [-+=*/])", lambda f: f"{_one(spoken, f[1])}mal")
+    rule("%", r"(?<![\w.,])(\d+(?:,\d+)?) ?%-?(ig\w{0,2})", lambda f: f"{spoken.said(f[1])}prozent{f[2]}")
     year = r"(?<![\w.,])((?:1[1-9]|20)\d0)er(?![a-zäöü])"
-    yield year, lambda f: f"{spoken.year(f[1])}er"
+    rule("e", year, lambda f: f"{spoken.year(f[1])}er")
 
+    @rule("h", r"(?<![\w.,:-])(1?\d|2[0-4])h([0-5]\d)(?!\w)")
     def clock(found: re.Match[str]) -> str | None:
         return spoken.at_time(found[1], found[2]) if around.word_before(found) in ("um", "ab", "gegen", "bis") else None
 
-    yield r"(?<![\w.,:-])(1?\d|2[0-4])h([0-5]\d)(?!\w)", clock
     coins = r"(?<![\w.,-])(\d{1,6}|\d{1,3}(?:\.\d{3})+),(\d\d) (Euro|Dollar|Franken|Pfund)(?!\w)"
     codes = {"Euro": "EUR", "Dollar": "USD", "Franken": "CHF", "Pfund": "GBP"}
-    yield coins, lambda f: spoken.money(f"{f[1].replace('.', '')}.{f[2]}", codes[f[3]])
+    rule(",", coins, lambda f: spoken.money(f"{f[1].replace('.', '')}.{f[2]}", codes[f[3]]))
     equal = r"(?<![\w.,/])(50/50|24/7|9/11)(?![\w/]|[.,]\d)"
-    yield equal, lambda f: " ".join(map(spoken.cardinal, f[1].split("/")))
-    yield SEASON, lambda f: season(spoken, f)
+    rule("/", equal, lambda f: " ".join(map(spoken.cardinal, f[1].split("/"))))
+    rule("/", SEASON, lambda f: season(spoken, f))
 
+    @rule("", r"^(?:D-)?(\d{4,5})(?![\w-]|[.,]\d)")
     def post(found: re.Match[str]) -> str | None:
         city = around.after.rstrip(",.;)")
         is_code = (
@@ -72,17 +71,17 @@ def _first(spoken: "Language") -> Rules:
         )
         return spoken.digits(found[1]) if is_code else None
 
-    yield r"^(?:D-)?(\d{4,5})(?![\w-]|[.,]\d)", post
-    yield r"(?<=\d)[,.][-–—]{1,2}(?= ?€| EUR| Euro|$|[.,;)])", lambda f: ""
-    yield r"^Fr\. (?=\d)", lambda f: "CHF "
+    rule(".,", r"(?<=\d)[,.][-–—]{1,2}(?= ?€| EUR| Euro|$|[.,;)])", lambda f: "")
+    rule("F", r"^Fr\. (?=\d)", lambda f: "CHF ")
 
+    @rule(".", r"^(\d\d?)\.([0-5]\d)$")
     def starts(found: re.Match[str]) -> str | None:
         sure = around.after == "bis" and around.before.lower() in ("von", "zwischen", "ab")
         return spoken.at_time(found[1], found[2]) if sure else None
 
-    yield r"^(\d\d?)\.([0-5]\d)$", starts
     short = r"(?<![\w.])(\d\d?)\.(\d\d?)\.(\d\d)(?![\w.]|[,/]\d)"
 
+    @rule(".", short)
     def short_date(found: re.Match[str]) -> str | None:
         sure = around.word_before(found) in spoken.words("before_day") or found[0][0] + found[2][0] in (
             "00",
@@ -96,41 +95,40 @@ def _first(spoken: "Language") -> Rules:
         year = ("20" if found[3] < "40" else "19") + found[3]
         return spoken.on_date(year, int(found[2]), found[1], spoken.end_of_ordinal(found) or "")
 
-    yield short, short_date
-    yield r"(?<=\d\.)[-–](?=\d\d?\.\d\d?\.)", lambda f: " bis "
-    yield r"(?<![\w.,])((?:(?:1[1-9]|20)\d|\d)0)ern\b", lambda f: f"{spoken.year(f[1])}ern"
+    rule(".", r"(?<=\d\.)[-–](?=\d\d?\.\d\d?\.)", lambda f: " bis ")
+    rule("e", r"(?<![\w.,])((?:(?:1[1-9]|20)\d|\d)0)ern\b", lambda f: f"{spoken.year(f[1])}ern")
     phones = (
         r"(?<![\w.,:/-])(?:\(0\d{1,5}\) ?\d{2,9}(?:[ -]\d{1,9}){0,5}|0\d{1,5}/\d{2,9}(?:[ -]\d{1,9}){1,5})(?!\w|[.,]\d)"
     )
-    yield phones, lambda f: ", ".join(map(spoken.digits, re.findall(r"\d+", f[0])))
+    rule("/(", phones, lambda f: ", ".join(map(spoken.digits, re.findall(r"\d+", f[0]))))
     part = r"(?<![\w.,/:–-])(?:(\d{1,2}) )?([1-9]\d?)/(7|9|1[1-9]|[2-9]0|100|1000)(?![\w/]|[.,]\d|-\d)"
-    yield part, lambda f: _part(spoken, around.before, f)
-    yield from rates(spoken, "pro")
+    rule("/", part, lambda f: _part(spoken, around.before, f))
+    rates(spoken, "pro", rule)
     issue = r"(?<![\w.,/:–-])(\d{1,2})/((?:19|20)\d\d)(?![\w/]|[.,]\d)"
-    yield issue, lambda f: f"{spoken.cardinal(str(int(f[1])))} {spoken.year(f[2])}"
+    rule("/", issue, lambda f: f"{spoken.cardinal(str(int(f[1])))} {spoken.year(f[2])}")
     pressure = r"(?<![\w.,/:–-])(\d{2,3})/(\d{2,3})(?![\w/]|[.,]\d)"
 
+    @rule("/", pressure)
     def over(found: re.Match[str]) -> str | None:
         sure = around.word_before(found) == "blutdruck" or around.word_after(found) == "mmHg"
         return f"{spoken.cardinal(found[1])} zu {spoken.cardinal(found[2])}" if sure else None
 
-    yield pressure, over
     beats = {"4": "Vierteltakt", "8": "Achteltakt"}
-    yield r"(?<![\w.,/])(\d\d?)/([48])-?[Tt]akt", lambda f: f"{spoken.cardinal(f[1])} {beats[f[2]]}"
-    yield r"(?<![\w.,])1(?=-[A-ZÄÖÜ]\w{1,40}-)", lambda f: "ein"
+    rule("/", r"(?<![\w.,/])(\d\d?)/([48])-?[Tt]akt", lambda f: f"{spoken.cardinal(f[1])} {beats[f[2]]}")
+    rule("-", r"(?<![\w.,])1(?=-[A-ZÄÖÜ]\w{1,40}-)", lambda f: "ein")
     signs = {"€": "Euro", "$": "Dollar", "£": "Pfund"}
-    yield r"(?<=\d)-([€$£])(?=-[A-ZÄÖÜ])", lambda f: f"-{signs[f[1]]}"
+    rule("-", r"(?<=\d)-([€$£])(?=-[A-ZÄÖÜ])", lambda f: f"-{signs[f[1]]}")
     short_units = ends_of(name for name, forms in spoken.units.items() if name.isalpha() and len(forms) > 1)
-    yield rf"(?<=\d)-({short_units})(?=-[A-ZÄÖÜ])", lambda f: f"-{spoken.units[f[1]][0]}"
-    yield r"^(\d\d?) x$", lambda f: f"{_one(spoken, f[1])}mal" if around.after[:1].islower() else None
+    rule("-", rf"(?<=\d)-({short_units})(?=-[A-ZÄÖÜ])", lambda f: f"-{spoken.units[f[1]][0]}")
+    rule("x", r"^(\d\d?) x$", lambda f: f"{_one(spoken, f[1])}mal" if around.after[:1].islower() else None)
     few = r"^1 ?[-–] ?(?=(\d{1,2})(?:$| ))"
 
+    @rule("-–", few)
     def from_one(found: re.Match[str]) -> str | None:
         counts = around.after[:1].isupper() or " " in found.string[found.end() :]
         return "ein bis " if counts and around.before not in spoken.words("labels") else None
 
-    yield few, from_one
-
+    @rule("", r"^1$")
     def one(found: re.Match[str]) -> str | None:
         gender, before = spoken.genders.get(around.after.strip("\"'()[].,;:!?")), around.word_before(found)
         if not gender or around.before in spoken.words("labels"):
@@ -147,10 +145,10 @@ def _first(spoken: "Language") -> Rules:
         names = not before or around.before[-1] in ".,:;!?(" or before in spoken.words("copulas")
         return "ein" if names else "einen" if before in ("für", "um", "durch", "ohne", "gegen") else keep(found[0])
 
-    yield r"^1$", one
     unit = r"^1 (Stunde|Minute|Sekunde)$"
-    yield unit, lambda f: f"einer {f[1]}" if around.before.lower() in spoken.words("dative") else None
+    rule("MS", unit, lambda f: f"einer {f[1]}" if around.before.lower() in spoken.words("dative") else None)
 
+    @rule("/½", r"^(?:1/2|½)(?: (Liter|Stunde|Minute|Kilometer|Meter|l|TL|EL))?$")
     def half(found: re.Match[str]) -> str | None:
         noun, before = around.after.strip("\"'()[].,;:!?"), around.word_before(found)
         name = {"l": "Liter", "TL": "Teelöffel", "EL": "Esslöffel"}.get(found[1], found[1])
@@ -163,28 +161,25 @@ def _first(spoken: "Language") -> Rules:
         names = not before or around.before[-1] in ".,:;!?("
         return f"ein halber{behind}" if gender == "m" and names else None
 
-    yield r"^(?:1/2|½)(?: (Liter|Stunde|Minute|Kilometer|Meter|l|TL|EL))?$", half
 
-
-def _last(spoken: Spoken) -> Rules:
+def _last(spoken: Spoken, rule: Rules) -> None:
     rates = spoken.table("rates")
-    yield rf"(?<=(?:illionen|lliarden) )({spoken.unit_names})$", lambda f: spoken.units[f[1]][1]
+    rule("il", rf"(?<=(?:illionen|lliarden) )({spoken.unit_names})$", lambda f: spoken.units[f[1]][1])
     per = ends_of(rates)
-    yield rf"(?<=[a-z]{{3}})/(\d{{1,4}} )?({per})(?![\w²³])", lambda f: f" pro {f[1] or ''}{rates[f[2]]}"
+    rule("/", rf"(?<=[a-z]{{3}})/(\d{{1,4}} )?({per})(?![\w²³])", lambda f: f" pro {f[1] or ''}{rates[f[2]]}")
 
 
-def _headed(spoken: "Language") -> Rules:
+def _headed(spoken: "Language", rule: Rules) -> None:
     """19. Jahrhundert at the beginning of a line is no item of a list."""
     around = spoken.around
     nouns = spoken.any_of("headed")
 
+    @rule(".", rf"^(\d{{1,3}})\.(?= ({nouns})\b)")
     def say(found: re.Match[str]) -> str | None:
         return f"{spoken.ordinal(found[1])}{_STRONG[spoken.genders[found[2]]]}" if around.begins else None
 
-    yield rf"^(\d{{1,3}})\.(?= ({nouns})\b)", say
 
-
-def _ordinals(spoken: "Language") -> Rules:
+def _ordinals(spoken: "Language", rule: Rules) -> None:
     """The 2. Platz: its article, or its noun, tells its ending."""
 
     around = spoken.around
@@ -209,20 +204,19 @@ def _ordinals(spoken: "Language") -> Rules:
             return keep(found[0]) if re.fullmatch("(?:(?:k|m|d|s)?ein|ihr|unser|euer)", article) else None
         return f"{spoken.ordinal(found[1])}{end}"
 
+    @rule(".", r"(?<![\w.,:/])(\d{1,3})\./(\d{1,3})\.(?= \w)")
     def both(found: re.Match[str]) -> str | None:
         noun = (found.string[found.end() :].split() or [around.after])[0].strip("\"'()[].,;:!?“")
         end = spoken.end_of_ordinal(found, noun)
         return None if end is None else f"{spoken.ordinal(found[1])}{end} und {spoken.ordinal(found[2])}{end}"
 
-    yield r"(?<![\w.,:/])(\d{1,3})\./(\d{1,3})\.(?= \w)", both
-    yield r"(?<![\w.,:])(\d{1,3})\.(?= \w)", say
+    rule(".", r"(?<![\w.,:])(\d{1,3})\.(?= \w)", say)
 
+    @rule(".", r"(?<![\w.,:])([1-9]|[12]\d|3[01])\.(?=$|[\"“)])")
     def at_end(found: re.Match[str]) -> str | None:
         if around.after or around.word_before(found) not in ("der", "den", "dem", "am", "vom", "zum", "des"):
             return None
         return f"{spoken.ordinal(found[1])}{spoken.end_of_ordinal(found, '?')}."
-
-    yield r"(?<![\w.,:])([1-9]|[12]\d|3[01])\.(?=$|[\"“)])", at_end
 
 
 def _part(spoken: Spoken, before: str, found: re.Match[str]) -> str | None:
@@ -254,30 +248,29 @@ class Language(Spoken):
     def holds(self, word: str, held: str) -> bool:
         return bool(re.search(r"(?<!\d)\d{1,3}\.$", held))
 
-    def first(self) -> Rules:
-        yield from _first(self)
-        yield from sign_rules(self)
+    def first(self, rule: Rules) -> None:
+        _first(self, rule)
+        sign_rules(self, rule)
 
-    def years_last(self) -> Rules:
+    def years_last(self, rule: Rules) -> None:
         """German says 1989 as nineteen hundreds also where it is no year."""
-        yield r"(?<![\w.,:/-])(1[1-9]\d\d)(?![\w%]|[.,]\d|[:/-]\d| ?[$€£°])", lambda f: self.year(f[1])
+        rule("", r"(?<![\w.,:/-])(1[1-9]\d\d)(?![\w%]|[.,]\d|[:/-]\d| ?[$€£°])", lambda f: self.year(f[1]))
 
-    def named_months(self, months: str) -> Rules:
+    def named_months(self, months: str, rule: Rules) -> None:
+        @rule(".", rf"(?<!\d)(\d\d?)\. ({months})\b(?: (\d{{4}})(?!\d))?")
         def day(found: re.Match[str]) -> str:
             year = f" {self.year(found[3])}" if found[3] else ""
             return f"{self.ordinal(found[1])}{self.end_of_ordinal(found)} {found[2]}{year}"
 
-        yield rf"(?<!\d)(\d\d?)\. ({months})\b(?: (\d{{4}})(?!\d))?", day
+    def headed(self, rule: Rules) -> None:
+        _headed(self, rule)
 
-    def headed(self) -> Rules:
-        return _headed(self)
+    def ordinals(self, rule: Rules) -> None:
+        rule("efm", r"(?<![\d.,])(\d+)(er|fach\w*|mal)\b", lambda f: self.cardinal(f[1]) + f[2])
+        _ordinals(self, rule)
 
-    def ordinals(self) -> Rules:
-        yield r"(?<![\d.,])(\d+)(er|fach\w*|mal)\b", lambda f: self.cardinal(f[1]) + f[2]
-        yield from _ordinals(self)
-
-    def last(self) -> Rules:
-        return _last(self)
+    def last(self, rule: Rules) -> None:
+        _last(self, rule)
 
     def king(self, number: str, is_queen: bool) -> str:
         said = self.ordinal(number)

@@ -3,7 +3,7 @@
 import re
 from math import gcd
 
-from spoken_text.rule import DASH, Around, Rules, ends_of, keep
+from spoken_text.rule import DASH, Around, Rules, ends_of, initials, keep
 from spoken_text.signs import FOLLOWERS, OPENERS, SEASON, rates, season
 from spoken_text.signs import rules as sign_rules
 from spoken_text.spoken import Spoken
@@ -25,37 +25,39 @@ def _pairs(spoken: Spoken, written: str) -> str:
     return spoken.year(written) if written[0] != "0" else spoken.digits(written)
 
 
-def _first(spoken: Spoken) -> Rules:
+def _first(spoken: Spoken, rule: Rules) -> None:
     """What no other rule may take apart."""
     around = spoken.around
     number = spoken.pattern
-    yield from _abbreviations(spoken)
+    _abbreviations(spoken, rule)
     feet = r"(?<![\w.,])([2-8])(?:['’′](\d|1[01])(?:[\"”″]|''|(?![\w.,'’/]|[.,]\d))|['’′] (\d|1[01])[\"”″])(?!\w)"
-    yield feet, lambda f: f"{spoken.cardinal(f[1])} foot {spoken.cardinal(f[2] or f[3])}"
-    yield from _slashes(spoken)
-    yield from _periods(spoken)
-    yield from _dates(spoken)
-    yield from _large(spoken)
-    yield from _digits(spoken)
-    yield r"(?<![\w.,])401\(?k\)?(?!\w)", lambda f: "four oh one k"
+    rule("'’′", feet, lambda f: f"{spoken.cardinal(f[1])} foot {spoken.cardinal(f[2] or f[3])}")
+    _slashes(spoken, rule)
+    _periods(spoken, rule)
+    _dates(spoken, rule)
+    _large(spoken, rule)
+    _digits(spoken, rule)
+    rule("k", r"(?<![\w.,])401\(?k\)?(?!\w)", lambda f: "four oh one k")
     verse = r"(?<![\d:.,/-])(\d{1,3}):(\d{1,3})[-–](\d{1,3})(?![\d:]|[.,]\d|/)"
-    yield verse, lambda f: f"{spoken.cardinal(f[1])} {spoken.cardinal(f[2])} to {spoken.cardinal(f[3])}"
+    rule(":", verse, lambda f: f"{spoken.cardinal(f[1])} {spoken.cardinal(f[2])} to {spoken.cardinal(f[3])}")
     free = r"(?<![\w-])1-(8\d\d|900)-([A-Z][A-Z-]{1,12}[A-Z])(?![\w-])"
-    yield free, lambda f: f"one, {spoken.cardinal(f[1]) if f[1][1:] == '00' else spoken.digits(f[1])}, {f[2]}"
-    yield r"(?<![\w.,])(2160|1440|1080|720|480|360)p(?=[\d ]|\W|$)(?:(\d\d))?(?!\w)", lambda f: _screen(spoken, f)
+    rule("-", free, lambda f: f"one, {spoken.cardinal(f[1]) if f[1][1:] == '00' else spoken.digits(f[1])}, {f[2]}")
+    rule("p", r"(?<![\w.,])(2160|1440|1080|720|480|360)p(?=[\d ]|\W|$)(?:(\d\d))?(?!\w)", lambda f: _screen(spoken, f))
     # i7-9700K, 5800X: but 9700K alone may be a scale
-    yield r"(?<=[A-Za-z]\d-)(\d\d[1-9]\d|\d\d00)(?=[A-Z]{1,2}(?!\w))", lambda f: _pairs(spoken, f[1])
-    yield r"(?<![\w.,-])([3-9]\d[05]0)(?=XT?(?!\w))", lambda f: _pairs(spoken, f[1])
+    rule("-", r"(?<=[A-Za-z]\d-)(\d\d[1-9]\d|\d\d00)(?=[A-Z]{1,2}(?!\w))", lambda f: _pairs(spoken, f[1]))
+    rule("X", r"(?<![\w.,-])([3-9]\d[05]0)(?=XT?(?!\w))", lambda f: _pairs(spoken, f[1]))
     model = r"^([1-9]\d{3})(?![\w.,:/-]*\w)"
-    yield (
+    rule(
+        "",
         model,
         lambda f: _pairs(spoken, f[1]) if around.before in spoken.words("models") and f[1][1:] != "000" else None,
     )
     zip_code = r"^(\d{5})(?:-(\d{4}))?(?![\w-]|[.,]\d)"
-    yield zip_code, lambda f: _zip(spoken, f) if around.before.rstrip(",:") in spoken.words("states") else None
-    yield r"\b(noon|midnight)[-–](?=\d)", lambda f: f"{f[1]} to "
-    yield r"(?<=\d)( ?[ap]\.?m\.?) ?[-–] ?(noon|midnight)\b", lambda f: f"{f[1]} to {f[2]}"
+    rule("", zip_code, lambda f: _zip(spoken, f) if around.before.rstrip(",:") in spoken.words("states") else None)
+    rule("mn", r"\b(noon|midnight)[-–](?=\d)", lambda f: f"{f[1]} to ")
+    rule("m", r"(?<=\d)( ?[ap]\.?m\.?) ?[-–] ?(noon|midnight)\b", lambda f: f"{f[1]} to {f[2]}")
 
+    @rule("Kk", r"(?<![\w.,-])(\d{1,2})[kK](?!\w)")
     def race(found: re.Match[str]) -> str | None:
         is_race = around.word_after(found) in spoken.words("races") or around.before.lower() in (
             "ran",
@@ -65,20 +67,20 @@ def _first(spoken: Spoken) -> Rules:
         is_race |= around.before.lower() in ("a", "his", "her", "my", "our")
         return f"{spoken.cardinal(found[1])} K" if is_race else None
 
-    yield r"(?<![\w.,-])(\d{1,2})[kK](?!\w)", race
     times = rf"(?<![\w.,$€£-])({number})x(?![\w/*+=-])"
-    yield times, lambda f: f"{spoken.said(f[1])} times" if around.word_after(f) in spoken.words("than") else None
-    yield rf"(?<![\w.,-])({number}) ?¢", lambda f: f"{spoken.said(f[1])} {'cent' if f[1] == '1' else 'cents'}"
-    yield from _units(spoken)
+    rule("x", times, lambda f: f"{spoken.said(f[1])} times" if around.word_after(f) in spoken.words("than") else None)
+    rule("¢", rf"(?<![\w.,-])({number}) ?¢", lambda f: f"{spoken.said(f[1])} {'cent' if f[1] == '1' else 'cents'}")
+    _units(spoken, rule)
     coins = r"(?<![\w.,-])(\d{1,6}|\d{1,3}(?:,\d{3})+)\.(\d\d) ?(dollars|euros|pounds|francs)(?!\w)"
-    yield coins, lambda f: _coins(spoken, f)
+    rule(".", coins, lambda f: _coins(spoken, f))
 
 
-def _last(spoken: Spoken) -> Rules:
+def _last(spoken: Spoken, rule: Rules) -> None:
     """Rates, and amounts before a noun, once they are words."""
 
     around = spoken.around
 
+    @rule("s", r"\b(dollar|pound|euro)s$")
     def one(found: re.Match[str]) -> str | None:
         """A $5 bill."""
         after = around.after.rstrip(".,;:!?)")
@@ -86,14 +88,11 @@ def _last(spoken: Spoken) -> Rules:
         is_bill = after in ("bill", "bills", "note", "notes", "coin", "coins")
         return found[1] if is_bill or (noun and around.before.lower() in ("a", "an", "another")) else None
 
-    yield r"\b(dollar|pound|euro)s$", one
     names = ends_of(name for name in spoken.units if len(name) > 1)
-    yield rf"(?<=(?:illion|ousand) )({names})$", lambda f: spoken.units[f[1]][1]
+    rule("io", rf"(?<=(?:illion|ousand) )({names})$", lambda f: spoken.units[f[1]][1])
     per = ends_of(spoken.table("rates"))
-    yield (
-        rf"(?<=[a-z]{{3}})/(\d{{1,4}} )?({per})(?:\.(?=,| [a-z]))?(?![\w²³])",
-        lambda f: f" per {f[1] or ''}{spoken.table('rates')[f[2]]}",
-    )
+    written = rf"(?<=[a-z]{{3}})/(\d{{1,4}} )?({per})(?:\.(?=,| [a-z]))?(?![\w²³])"
+    rule("/", written, lambda f: f" per {f[1] or ''}{spoken.table('rates')[f[2]]}")
 
 
 def _screen(spoken: Spoken, found: re.Match[str]) -> str:
@@ -111,10 +110,11 @@ def _coins(spoken: Spoken, found: re.Match[str]) -> str | None:
     return spoken.money(f"{found[1].replace(',', '')}.{found[2]}", code)
 
 
-def _abbreviations(spoken: Spoken) -> Rules:
+def _abbreviations(spoken: Spoken, rule: Rules) -> None:
     around = spoken.around
     names = ends_of(name for name in spoken.table("abbreviations") if name[0] not in "§¶")
 
+    @rule(".", rf"^([(\[\"“'‘]?)({names})\. ?(?=[$€£]?\d)")
     def say(found: re.Match[str]) -> str | None:
         name, start = found[2], not around.before or around.before[-1] in ".?!:;"
         small = around.after[:1].islower()
@@ -127,18 +127,18 @@ def _abbreviations(spoken: Spoken) -> Rules:
         said = spoken.table("abbreviations")[name]
         return f"{found[1]}{said.capitalize() if name[0].isupper() and name[:2] != 'No' else said} "
 
-    yield rf"^([(\[\"“'‘]?)({names})\. ?(?=[$€£]?\d)", say
     sections = r"(?:^|(?<=[(\[ ]))(§§?|¶) ?(?=\d)"
-    yield sections, lambda f: f"{spoken.table('abbreviations')[f[1]]} "
+    rule("§¶", sections, lambda f: f"{spoken.table('abbreviations')[f[1]]} ")
     full = {name[:3]: name for name in spoken.months}
     day = r"(?:[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?(?![\d:.]\d|\d|%|[-–]\d{3})"
     month = rf"^([(\[\"“]?)({_MONTHS})\.? (?={day}|(?:1[5-9]|20)\d\d(?!\d))"
-    yield month, lambda f: f"{f[1]}{full[f[2][:3]]} "
+    rule("JFMASOND", month, lambda f: f"{f[1]}{full[f[2][:3]]} ")
 
 
-def _slashes(spoken: Spoken) -> Rules:
+def _slashes(spoken: Spoken, rule: Rules) -> None:
     around = spoken.around
 
+    @rule("/", r"(?<![\w.,/:–-])([1-9]\d{0,2}(?:\.\d)?)/([1-9]\d{0,2})(?![\w/]|[.,]\d|-\d)")
     def say(found: re.Match[str]) -> str | None:
         if phrase := spoken.table("phrases").get(found[0]):
             return phrase
@@ -168,10 +168,9 @@ def _slashes(spoken: Spoken) -> Rules:
             return f"{top_said} out of {bottom_said}"
         return None
 
-    yield r"(?<![\w.,/:–-])([1-9]\d{0,2}(?:\.\d)?)/([1-9]\d{0,2})(?![\w/]|[.,]\d|-\d)", say
+    rule("/", r"(?<![\w.,/:–-])([1-9]/[2-9]|1/10)(?:rds?|ths?)(?!\w)", lambda f: f[1])
 
-    yield r"(?<![\w.,/:–-])([1-9]/[2-9]|1/10)(?:rds?|ths?)(?!\w)", lambda f: f[1]
-
+    @rule("/", r"(?<![\w.,/:–-])(?:(\d{1,2}) )?([1-9]\d?)/(16|32|64|100)(?![\w/]|[.,]\d|-\d)")
     def part(found: re.Match[str]) -> str | None:
         top, bottom = int(found[2]), int(found[3])
         if top >= bottom or gcd(top, bottom) > 1:
@@ -179,34 +178,32 @@ def _slashes(spoken: Spoken) -> Rules:
         whole = f"{spoken.cardinal(found[1])} and " if found[1] else ""
         return f"{whole}{spoken.cardinal(found[2])} {_SMALL_PARTS[bottom]}{'s' if top > 1 else ''}"
 
-    yield r"(?<![\w.,/:–-])(?:(\d{1,2}) )?([1-9]\d?)/(16|32|64|100)(?![\w/]|[.,]\d|-\d)", part
     issue = r"(?<![\w.,/:–-])(\d{1,2})/((?:19|20)\d\d)(?![\w/]|[.,]\d)"
-    yield issue, lambda f: f"{spoken.cardinal(str(int(f[1])))} {spoken.year(f[2])}"
+    rule("/", issue, lambda f: f"{spoken.cardinal(str(int(f[1])))} {spoken.year(f[2])}")
     ones = r"(?<![\w.,/:–-])1/([2-9]0|1000)(?![\w/]|[.,]\d|-\d)"
-    yield ones, lambda f: f"one {spoken.ordinal(f[1])}".replace("one thousandth", "thousandth")
+    rule("/", ones, lambda f: f"one {spoken.ordinal(f[1])}".replace("one thousandth", "thousandth"))
     short = r"(?<![\d/.,])(1[0-2]|0?[1-9])/(3[01]|[12]\d|0?[1-9])/(\d\d)(?![\w/]|[.,]\d)"
-    yield short, lambda f: spoken.on_date(f"{'20' if f[3] < '40' else '19'}{f[3]}", int(f[1]), f[2])
+    rule("/", short, lambda f: spoken.on_date(f"{'20' if f[3] < '40' else '19'}{f[3]}", int(f[1]), f[2]))
 
 
-def _periods(spoken: Spoken) -> Rules:
+def _periods(spoken: Spoken, rule: Rules) -> None:
     around = spoken.around
-    yield r"(?<=FY)(20\d\d)(?!\w)", lambda f: spoken.year(f[1])
-    yield SEASON, lambda f: season(spoken, f)
+    rule("F", r"(?<=FY)(20\d\d)(?!\w)", lambda f: spoken.year(f[1]))
+    rule("/", SEASON, lambda f: season(spoken, f))
     both = rf"(?<![\w.,:/-])((?:1[1-9]|20)\d0|\d0)s ?{DASH} ?(?=['’]?(?:(?:1[1-9]|20)\d|\d)0s\b)"
-    yield both, lambda f: f"{re.sub('y$', 'ie', spoken.year(f[1]))}s to "
-    yield r"(?<![\w.,])(\d{1,3}(?:st|nd|rd|th))[-–](?=\d{1,3}(?:st|nd|rd|th)\b)", lambda f: f"{f[1]} to "
+    rule("s", both, lambda f: f"{re.sub('y$', 'ie', spoken.year(f[1]))}s to ")
+    rule("-–", r"(?<![\w.,])(\d{1,3}(?:st|nd|rd|th))[-–](?=\d{1,3}(?:st|nd|rd|th)\b)", lambda f: f"{f[1]} to ")
     short = r"(?<![\w'’])['’‘](\d\d)(?![\w'’]|[.,]\d)"
-    yield short, lambda f: f"oh {spoken.cardinal(f[1][1])}" if f[1][0] == "0" else spoken.cardinal(f[1])
+    rule("'‘’", short, lambda f: f"oh {spoken.cardinal(f[1][1])}" if f[1][0] == "0" else spoken.cardinal(f[1]))
     week = re.compile(r"(?:Mon|Tue|Tues|Wed|Thu|Thurs|Fri|Sat|Sun)(?:days?)?[.,:]?$")
     hours = r"^(\d|1[0-2])[-–](\d|1[0-2])(?=$|[.,;)](?!\d))"
 
+    @rule("-–", hours)
     def opened(found: re.Match[str]) -> str | None:
         return f"{spoken.cardinal(found[1])} to {spoken.cardinal(found[2])}" if week.search(around.before) else None
 
-    yield hours, opened
 
-
-def _dates(spoken: Spoken) -> Rules:
+def _dates(spoken: Spoken, rule: Rules) -> None:
     """15-Jan-2024, 15.01.2024. Where both numbers may be the month, they stay."""
     around = spoken.around
     names = "|".join(spoken.months)
@@ -222,6 +219,7 @@ def _dates(spoken: Spoken) -> Rules:
     span = rf"(?<![\w.,:/-]){day} ?[-–] ?{day} ({names}|{_MONTHS})\b\.?(?:,? (\d{{4}})(?!\d))?"
     full = {month[:3]: month for month in spoken.months}
 
+    @rule("-–", span)
     def two(found: re.Match[str]) -> str | None:
         if not 1 <= int(found[1]) < int(found[2]) <= 31:
             return None
@@ -229,9 +227,9 @@ def _dates(spoken: Spoken) -> Rules:
         year = f", {spoken.year(found[4])}" if found[4] else _stop(around, found, month)
         return f"the {spoken.ordinal(found[1])} to the {spoken.ordinal(found[2])} of {month}{year}"
 
-    yield span, two
     behind = rf"^(?:({names}) )?{day} ?[-–] ?{day}(?:,? (\d{{4}}))?(?=$|[,.;:!?)])"
 
+    @rule("-–", behind)
     def days(found: re.Match[str]) -> str | None:
         month = found[1] or around.before
         if month not in spoken.months or not 1 <= int(found[2]) < int(found[3]) <= 31:
@@ -240,10 +238,10 @@ def _dates(spoken: Spoken) -> Rules:
         named = f"{found[1]} " if found[1] else ""
         return f"{named}{spoken.ordinal(found[2])} to {spoken.ordinal(found[3])}{year}"
 
-    yield behind, days
     short = [month[:3] for month in spoken.months]
-    yield named, lambda f: say(f[1], short.index(f[2][:3]) + 1, f[3])
+    rule("-", named, lambda f: say(f[1], short.index(f[2][:3]) + 1, f[3]))
 
+    @rule("-.", r"(?<![\w.,:/-])(\d\d?)([.-])(\d\d?)\2((?:19|20)\d\d)(?![\w-]|[.,/]\d)")
     def figures(found: re.Match[str]) -> str | None:
         first, second, year = int(found[1]), int(found[3]), found[4]
         if 12 < first <= 31 and 1 <= second <= 12:
@@ -252,40 +250,40 @@ def _dates(spoken: Spoken) -> Rules:
             return say(found[3], first, year)
         return keep(found[0]) if 1 <= first <= 12 and 1 <= second <= 12 else None
 
-    yield r"(?<![\w.,:/-])(\d\d?)([.-])(\d\d?)\2((?:19|20)\d\d)(?![\w-]|[.,/]\d)", figures
     clock = r"(?<![\w.,:/-])(1[0-2]|\d)\.([0-5]\d) ?([ap])\.?m\b\.?"
-    yield clock, lambda f: spoken.at_time(f[1], f[2], f"{f[3].upper()}M")
+    rule(".", clock, lambda f: spoken.at_time(f[1], f[2], f"{f[3].upper()}M"))
 
 
-def _large(spoken: Spoken) -> Rules:
+def _large(spoken: Spoken, rule: Rules) -> None:
     large = r"(?<![\w.,-])(\d{1,3}(?:,\d{3})+|\d{7,12}|0)(?:st|nd|rd|th)\b"
-    yield large, lambda f: "zeroth" if f[1] == "0" else spoken.ordinal(f[1].replace(",", ""))
+    rule("nrst", large, lambda f: "zeroth" if f[1] == "0" else spoken.ordinal(f[1].replace(",", "")))
 
 
-def _digits(spoken: Spoken) -> Rules:
+def _digits(spoken: Spoken, rule: Rules) -> None:
     """Codes, thousands of things, decimals without a zero."""
     around = spoken.around
     codes = frozenset("extension ext code passcode otp".split())
 
+    @rule("", r"(?<![\w.,-])(\d{4,10})(?![\w-]|[.,:/]\d)")
     def one_by_one(found: re.Match[str]) -> str | None:
         before = around.word_before(found).strip(".:#")
         sure = before in codes or (before == "number" and len(found[1]) > 5)
         sure |= before == "in" and around.earlier == "ending"
         return spoken.digits(found[1]) if sure else None
 
-    yield r"(?<![\w.,-])(\d{4,10})(?![\w-]|[.,:/]\d)", one_by_one
     watch = r"^([01]\d)00(?= hours)"
 
+    @rule("h", watch)
     def military(found: re.Match[str]) -> str:
         hour = f"zero {spoken.cardinal(found[1][1])}" if found[1][0] == "0" else spoken.cardinal(found[1])
         return f"{hour} hundred"
 
-    yield watch, military
     many = {"10": "tens", "100": "hundreds", "1000": "thousands", "1,000": "thousands"}
-    yield r"^(10|100|1,?000)s$", lambda f: many[f[1]] if around.after == "of" else None
-    yield r"(?<![\w.,$€£-])\.(\d{1,5})(?![\d.]|,\d)", lambda f: f"point {spoken.digits(f[1])}"
+    rule("s", r"^(10|100|1,?000)s$", lambda f: many[f[1]] if around.after == "of" else None)
+    rule(".", r"(?<![\w.,$€£-])\.(\d{1,5})(?![\d.]|,\d)", lambda f: f"point {spoken.digits(f[1])}")
     million = rf"^({spoken.pattern})m$"
-    yield (
+    rule(
+        "m",
         million,
         lambda f: f"{spoken.said(f[1])} million" if around.after.rstrip(".,;:") in spoken.words("counted") else None,
     )
@@ -296,20 +294,22 @@ def _digits(spoken: Spoken) -> Rules:
             _pairs(spoken, written) if len(written) == 4 and written[1] + written[2] != "00" else spoken.said(written)
         )
 
-    yield screen, lambda f: f"{side(f[1])} by {side(f[2])}"
-    yield r"(?<=[\d½¼¾⅓⅔⅛] )(tsp|tbsp|oz|lb)\.$", lambda f: f[1] if around.after[:1].islower() else None
+    rule("x×", screen, lambda f: f"{side(f[1])} by {side(f[2])}")
+    rule(".", r"(?<=[\d½¼¾⅓⅔⅛] )(tsp|tbsp|oz|lb)\.$", lambda f: f[1] if around.after[:1].islower() else None)
 
 
-def _units(spoken: Spoken) -> Rules:
+def _units(spoken: Spoken, rule: Rules) -> None:
     around = spoken.around
     number = spoken.pattern
     names = spoken.unit_names
-    yield from rates(spoken, "per")
-    yield (
+    rates(spoken, "per", rule)
+    rule(
+        "-",
         rf"(?<![\w.,/])({number})-({names})(?![\w²³/.']|-\d)",
         lambda f: f"{spoken.said(f[1])}-{spoken.units[f[2]][0]}" if f[2] not in ("°", "h", "s") else None,
     )
 
+    @rule(initials(spoken.units), rf"^({number}) ?({names})$")
     def size(found: re.Match[str]) -> str | None:
         """A 5 km run, the 100m final."""
         before, after = around.word_before(found), around.after.rstrip(".,;:!?)")
@@ -319,30 +319,28 @@ def _units(spoken: Spoken) -> Rules:
             return f"{spoken.said(found[1])} {spoken.units[found[2]][0]}"
         return None
 
-    yield rf"^({number}) ?({names})$", size
-
+    @rule('"″', rf"^({number})[\"″]$")
     def inches(found: re.Match[str]) -> str | None:
         after = around.after.rstrip(".,;:!?)")
         noun = after.isalpha() and after.islower() and after not in spoken.words("no_noun")
         return f"{spoken.said(found[1])} inch" if noun and around.before.lower() in ("a", "an", "the") else None
 
-    yield rf"^({number})[\"″]$", inches
     area = rf"(?<![\w.,-])({number}) (sq|cu)\.? ?(ft|mi|km|m|yd)\.?(?!\w)"
     kinds = {"sq": "square", "cu": "cubic"}
     homes = frozenset("flat apartment house home condo studio loft lot office".split())
 
+    @rule("cs", area)
     def spread(found: re.Match[str]) -> str:
         one = found[1] == "1" or around.word_after(found) in homes
         return f"{spoken.said(found[1])} {kinds[found[2]]} {spoken.units[found[3]][not one]}"
 
-    yield area, spread
 
-
-def _years(spoken: Spoken) -> Rules:
+def _years(spoken: Spoken, rule: Rules) -> None:
     """Four digits that stand as a year does: the 2024 election, from 1914 to 1918."""
 
     around = spoken.around
 
+    @rule("", r"(?<![\w.,:/%-])(1[1-9]\d\d|20[0-4]\d)(?![\w%]|[.,]\d|[:/-]\d| ?[$€£°])")
     def say(found: re.Match[str]) -> str | None:
         before, after = around.word_before(found), around.word_after(found)
         raw = (found.string[: found.start()].split() or [around.before])[-1]
@@ -364,8 +362,6 @@ def _years(spoken: Spoken) -> Rules:
             return spoken.year(found[1])
         likely = "1500" <= found[1] < "2000" or "2010" <= found[1]
         return spoken.year(found[1]) if likely and before not in spoken.words("before_count") else None
-
-    yield r"(?<![\w.,:/%-])(1[1-9]\d\d|20[0-4]\d)(?![\w%]|[.,]\d|[:/-]\d| ?[$€£°])", say
 
 
 class Language(Spoken):
@@ -403,17 +399,17 @@ class Language(Spoken):
             return word in ("–", "-", "ft", "mi", "km")
         return held[-1] == "," and bool(re.fullmatch(r"\d{4}", word))
 
-    def first(self) -> Rules:
-        yield from _first(self)
-        yield from sign_rules(self)
+    def first(self, rule: Rules) -> None:
+        _first(self, rule)
+        sign_rules(self, rule)
 
-    def years_last(self) -> Rules:
-        return _years(self)
+    def years_last(self, rule: Rules) -> None:
+        _years(self, rule)
 
-    def last(self) -> Rules:
-        return _last(self)
+    def last(self, rule: Rules) -> None:
+        _last(self, rule)
 
-    def named_months(self, months: str) -> Rules:
+    def named_months(self, months: str, rule: Rules) -> None:
         lower = "|".join(name.lower() for name in self.months if name not in ("March", "May"))
         month = rf"((?:{months}|{_MONTHS}|{lower})\b\.?)"
         year, ends = r"(?:,? (\d{4})(?!\d|,\d))?", r"(?:st|nd|rd|th)?"
@@ -428,14 +424,13 @@ class Language(Spoken):
             the = "" if self.around.word_before(found) == "the" else "the "
             return f"{the}{self.ordinal(day)} of {name}{said}{_stop(self.around, found, name)}"
 
-        yield rf"\b{month} (\d\d?){ends}(?![\d:]){year}", lambda f: say(f, f[1], f[2], f[3])
-        yield rf"(?<![\d.,])(\d\d?){ends} {month}{year}", lambda f: say(f, f[2], f[1], f[3])
+        rule("JFMASONDjfmasond", rf"\b{month} (\d\d?){ends}(?![\d:]){year}", lambda f: say(f, f[1], f[2], f[3]))
+        rule("JFMASONDjfmasond", rf"(?<![\d.,])(\d\d?){ends} {month}{year}", lambda f: say(f, f[2], f[1], f[3]))
 
+        @rule("", r"^(\d\d?)(?:st|nd|rd|th)?(?:,? (\d{4}))?(?![\d:])(?!,\d)")
         def alone(found: re.Match[str]) -> str | None:
             before = self.around.before.rstrip(".,")
             before = before if before in ("may", "march", "mar") else before.title()
             if before not in {*self.months, *_MONTHS.split("|")} or not 1 <= int(found[1]) <= 31:
                 return None
             return self.ordinal(found[1]) + (f", {self.year(found[2])}" if found[2] else "")
-
-        yield r"^(\d\d?)(?:st|nd|rd|th)?(?:,? (\d{4}))?(?![\d:])(?!,\d)", alone

@@ -49,20 +49,20 @@ class Language(Romance):
             return said
         return self.feminine(said) if known == "f" else self.masculine(said)
 
-    def end(self) -> Rules:
-        yield from self.iberian()
+    def end(self, rule: Rules) -> None:
+        self.iberian(rule)
         half = r"(?= ?[apAP]\. ?[mM]\.)"
-        yield rf"(?<![\w.,:/-])(\d\d?)\.([0-5]\d){half}", lambda f: self.at_time(f[1], f[2])
-        yield r"(?<![\w.,:/-])[679]\d\d(?: \d\d){3}(?![\w-]|[.,]\d)", lambda f: self.dialled(f[0])
-        yield r"\$ ?([\d.,]*\d)(?![\w])", self._pesos
+        rule(".", rf"(?<![\w.,:/-])(\d\d?)\.([0-5]\d){half}", lambda f: self.at_time(f[1], f[2]))
+        rule(" ", r"(?<![\w.,:/-])[679]\d\d(?: \d\d){3}(?![\w-]|[.,]\d)", lambda f: self.dialled(f[0]))
+        rule("$", r"\$ ?([\d.,]*\d)(?![\w])", self._pesos)
         part, behind = r"(?<![\w.,:/-])\d{1,2}/\d{1,2}(?![\w/])", ("parte", "partes")
-        yield part, lambda f: keep(f[0]) if self.around.word_after(f) in behind else None
+        rule("/", part, lambda f: keep(f[0]) if self.around.word_after(f) in behind else None)
 
     def _pesos(self, found: re.Match[str]) -> str | None:
         """$ 200 pesos, $ 200 ARS: the word behind tells the currency"""
         after = self.around.word_after(found)
         return found[1] if after == "pesos" or re.fullmatch("ARS|COP|CLP|UYU|MXN", after) else None
 
-    def products(self) -> Rules:
-        yield r"(?<=\d) x (?=\d)", lambda f: " por "
-        yield r"(?<![\w.,])(\d{1,4})x(?=\d{1,4}(?!\w))", lambda f: f"{f[1]} por "
+    def products(self, rule: Rules) -> None:
+        rule("x", r"(?<=\d) x (?=\d)", lambda f: " por ")
+        rule("x", r"(?<![\w.,])(\d{1,4})x(?=\d{1,4}(?!\w))", lambda f: f"{f[1]} por ")

@@ -68,17 +68,17 @@ class Language(Romance):
     def is_roman(self, word: str) -> bool:
         return bool(_ROMAN.fullmatch(word))
 
-    def own(self) -> Rules:
-        yield rf"(?<!\w){_ROMAN.pattern}(?!\w)", self._roman
+    def own(self, rule: Rules) -> None:
+        rule("IVX", rf"(?<!\w){_ROMAN.pattern}(?!\w)", self._roman)
 
-    def middle(self) -> Rules:
-        yield rf"(?<!\w)Fr\. ?({self.pattern})(?![\w]|[.,]\d)", lambda f: self.money(self.value(f[1]), "CHF")
-        yield r"(?<!\d)24 ?h ?/ ?24(?!\d)", lambda f: "vingt-quatre heures sur vingt-quatre"
-        yield r"(?<![\w.,])(\d\d?) ?(h|heures?|ans?) (?:1/2|½)(?![\w/])", self._half_more
-        yield r"(?<!\d)7 ?j ?/ ?7(?!\d)", lambda f: "sept jours sur sept"
-        yield r"(?<![\w.,])([12]) ?m ?([1-9]\d)(?!\w)", self._height
-        yield r"(?<![\w.,:/-])0[1-9](?:\.\d\d){4}(?![\w.]\d)", lambda f: self.dialled(f[0])
-        yield from super().middle()
+    def middle(self, rule: Rules) -> None:
+        rule("F", rf"(?<!\w)Fr\. ?({self.pattern})(?![\w]|[.,]\d)", lambda f: self.money(self.value(f[1]), "CHF"))
+        rule("h", r"(?<!\d)24 ?h ?/ ?24(?!\d)", lambda f: "vingt-quatre heures sur vingt-quatre")
+        rule("ah", r"(?<![\w.,])(\d\d?) ?(h|heures?|ans?) (?:1/2|½)(?![\w/])", self._half_more)
+        rule("j", r"(?<!\d)7 ?j ?/ ?7(?!\d)", lambda f: "sept jours sur sept")
+        rule("m", r"(?<![\w.,])([12]) ?m ?([1-9]\d)(?!\w)", self._height)
+        rule(".", r"(?<![\w.,:/-])0[1-9](?:\.\d\d){4}(?![\w.]\d)", lambda f: self.dialled(f[0]))
+        super().middle(rule)
 
     def _roman(self, found: re.Match[str]) -> str | None:
         """Le XIXe; alone, Xe may be a sign or a name."""

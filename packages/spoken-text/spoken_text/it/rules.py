@@ -43,26 +43,26 @@ class Language(Romance):
             return "un'" if noun[0] in "aeiouàèéìòù" else "una"
         return "uno" if re.match("z|gn|ps|x|y|pn|s[^aeiouàèéìòù]", noun) else "un"
 
-    def middle(self) -> Rules:
-        yield rf"(?<!\w)Fr\. ?({self.pattern})(?![\w]|[.,]\d)", lambda f: self.money(self.value(f[1]), "CHF")
-        yield r"(?<!\w)h\.? ?(?=\d)", lambda f: "ore "
+    def middle(self, rule: Rules) -> None:
+        rule("F", rf"(?<!\w)Fr\. ?({self.pattern})(?![\w]|[.,]\d)", lambda f: self.money(self.value(f[1]), "CHF"))
+        rule("h", r"(?<!\w)h\.? ?(?=\d)", lambda f: "ore ")
         hours = r"(?<![\w.,:/-])(\d\d?)\.([0-5]\d) ?[-–] ?(\d\d?)\.([0-5]\d)(?![\w]|[.,]\d)"
-        yield hours, lambda f: f"{self.at_time(f[1], f[2])}-{self.at_time(f[3], f[4])}"
+        rule(".", hours, lambda f: f"{self.at_time(f[1], f[2])}-{self.at_time(f[3], f[4])}")
         free = r"(?<![\w.,:/-])800 \d{3} \d{3}(?![\w]| \d|[.,]\d)"
-        yield free, lambda f: self.dialled(f[0]) if self.around.word_before(f) in _CALLED else None
-        yield r"(?<!\w)L(?:it)?\. ?(\d{1,3}(?:\.\d{3})+)(?![\d/,])", self._lire
-        yield r"(?<![\w.,:/-])3\d\d[ -/]\d{6,7}(?![\w-]|[.,]\d)", lambda f: self.dialled(f[0])
+        rule(" ", free, lambda f: self.dialled(f[0]) if self.around.word_before(f) in _CALLED else None)
+        rule("L", r"(?<!\w)L(?:it)?\. ?(\d{1,3}(?:\.\d{3})+)(?![\d/,])", self._lire)
+        rule("", r"(?<![\w.,:/-])3\d\d[ -/]\d{6,7}(?![\w-]|[.,]\d)", lambda f: self.dialled(f[0]))
 
     def _lire(self, found: re.Match[str]) -> str:
         value = self.value(found[1])
         return f"{self.cardinal(value)} {'di ' if int(value) % 10**6 == 0 else ''}lire"
 
-    def products(self) -> Rules:
-        yield r"(?<=\d) x (?=\d)", lambda f: " per "
-        yield r"(?<![\w.,])(\d{1,4})x(?=\d{1,4}(?!\w))", lambda f: f"{f[1]} per "
+    def products(self, rule: Rules) -> None:
+        rule("x", r"(?<=\d) x (?=\d)", lambda f: " per ")
+        rule("x", r"(?<![\w.,])(\d{1,4})x(?=\d{1,4}(?!\w))", lambda f: f"{f[1]} per ")
 
-    def centuries_behind(self, chain: str) -> Rules:
-        yield rf"(?<!\w)({chain}) ?(sec(?:oli|olo|c?\.)(?!\w))?", self._century_behind
+    def centuries_behind(self, chain: str, rule: Rules) -> None:
+        rule("ILVX", rf"(?<!\w)({chain}) ?(sec(?:oli|olo|c?\.)(?!\w))?", self._century_behind)
 
     def _century_behind(self, found: re.Match[str]) -> str | None:
         name = found[2] or ""

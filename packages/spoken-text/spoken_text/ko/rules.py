@@ -3,7 +3,7 @@
 import re
 
 from spoken_text.east_asian import EastAsian
-from spoken_text.rule import DASH, Kept, Rules, keep
+from spoken_text.rule import DASH, DASHES, Kept, Rules, keep
 
 _ONES = ["", "한", "두", "세", "네", "다섯", "여섯", "일곱", "여덟", "아홉"]
 _TENS = ["", "열", "스물", "서른", "마흔", "쉰", "예순", "일흔", "여든", "아흔"]
@@ -75,15 +75,15 @@ class Language(EastAsian):
         starts = held[-1] in "~-–" and word.startswith(tuple(self.words("halves")))
         return held[-1] not in ".,;:!?" and (starts or self.counter.match(word) is not None)
 
-    def dotted_dates(self, year: str, month: str, day: str) -> Rules:
-        yield rf"(?<![\w.,/-]){year}\. ?{month}\. ?{day}(?!\d|\.\d)(?:\.(?= ?[^\s\d]))?", self.date_at
-        yield rf"(?<![\w.,/-]){year}\. ?{month}\.(?! ?\d)(?=.)", lambda f: self.month(f[1], f[2])
+    def dotted_dates(self, year: str, month: str, day: str, rule: Rules) -> None:
+        rule(".", rf"(?<![\w.,/-]){year}\. ?{month}\. ?{day}(?!\d|\.\d)(?:\.(?= ?[^\s\d]))?", self.date_at)
+        rule(".", rf"(?<![\w.,/-]){year}\. ?{month}\.(?! ?\d)(?=.)", lambda f: self.month(f[1], f[2]))
 
-    def _dates(self) -> Rules:
-        yield r"(?<=\d[년월일시분])(?=\d)|(?<=\d시간)(?=\d)", lambda f: " "
-        yield from super()._dates()
+    def _dates(self, rule: Rules) -> None:
+        rule("년분시월일", r"(?<=\d[년월일시분])(?=\d)|(?<=\d시간)(?=\d)", lambda f: " ")
+        super()._dates(rule)
 
-    def own(self) -> Rules:
+    def own(self, rule: Rules) -> None:
 
         def say(written: str) -> str:
             return self.cardinal(written)
@@ -92,10 +92,10 @@ class Language(EastAsian):
             return say(found[1]) + (f"{self.to} {say(found[2])}" if found[2] else "")
 
         to = rf"(?: ?{DASH} ?제?(\d{{1,4}}))?(?!\d|[.,]\d)"
-        yield rf"(?<=(?<![가-힣])제)(\d{{1,4}}){to}", ordinal
-        yield rf"^(\d{{1,4}}){to}", lambda f: ordinal(f) if self.around.before == "제" else None
-        yield r"(?<![\w.,/])([1-4])/4(?= ?분기)", lambda f: f"{say(f[1])}사"
-        yield rf"(?<=[\d시분]) ?{DASH} ?(?=(?:{self.any_of('halves')}))", lambda f: Kept(f"{self.to} ")
+        rule("제", rf"(?<=(?<![가-힣])제)(\d{{1,4}}){to}", ordinal)
+        rule("", rf"^(\d{{1,4}}){to}", lambda f: ordinal(f) if self.around.before == "제" else None)
+        rule("/", r"(?<![\w.,/])([1-4])/4(?= ?분기)", lambda f: f"{say(f[1])}사")
+        rule(DASHES, rf"(?<=[\d시분]) ?{DASH} ?(?=(?:{self.any_of('halves')}))", lambda f: Kept(f"{self.to} "))
 
         def event(found: re.Match[str]) -> str | None:
             """6·25 is said by its digits, and so are 1·2학년."""
@@ -105,36 +105,32 @@ class Language(EastAsian):
             whole = day in ("10", "20", "30") or (month == "12" and day == "12")
             return say(month) + (say(day) if whole else "".join(map(say, day)))
 
-        yield r"(?<![\w.,·])([1-9]|1[0-2])·([1-9]\d?)(?![\w.·])", event
-        yield rf"(?<![\w.,])([1-9]|1[0-2])\.([1-9]\d?)(?![\w.])(?= ?(?:{self.any_of('events')}))", event
-        yield rf"(?<![\w.,/-])([1-9]0) ?{DASH} ?([1-9]0)(?=대)", lambda f: f"{say(f[1])}{self.to} {say(f[2])}"
+        rule("·", r"(?<![\w.,·])([1-9]|1[0-2])·([1-9]\d?)(?![\w.·])", event)
+        rule(".", rf"(?<![\w.,])([1-9]|1[0-2])\.([1-9]\d?)(?![\w.])(?= ?(?:{self.any_of('events')}))", event)
+        rule("대", rf"(?<![\w.,/-])([1-9]0) ?{DASH} ?([1-9]0)(?=대)", lambda f: f"{say(f[1])}{self.to} {say(f[2])}")
 
         def month(number: str) -> str:
             return {"6": "유", "10": "시"}.get(number) or say(number)
 
-        yield (
-            rf"(?<![\w.,/-])([1-9]|1[0-2]) ?{DASH} ?([1-9]|1[0-2])(?=월)",
-            lambda f: f"{month(f[1])}월{self.to} {month(f[2])}",
-        )
-        yield (
-            r"(?<![\w.,·])([1-9]), ?([1-9])(?=위|차|학년|등|층|부|호기|심)",
-            lambda f: f"{say(f[1])}, {say(f[2])}" if " " in f[0] else f"{say(f[1])}{say(f[2])}",
-        )
+        written = rf"(?<![\w.,/-])([1-9]|1[0-2]) ?{DASH} ?([1-9]|1[0-2])(?=월)"
+        rule("월", written, lambda f: f"{month(f[1])}월{self.to} {month(f[2])}")
+        written = r"(?<![\w.,·])([1-9]), ?([1-9])(?=위|차|학년|등|층|부|호기|심)"
+        rule(",", written, lambda f: f"{say(f[1])}, {say(f[2])}" if " " in f[0] else f"{say(f[1])}{say(f[2])}")
 
+        @rule("번", r"(?<![\w.,])(\d{1,12}) ?번째")
         def ordinal_of(found: re.Match[str]) -> str | None:
             number = int(found[1])
             return f"{native(number) if number < 100 else say(found[1])} 번째" if 0 < number < 10**12 else None
 
-        yield r"(?<![\w.,])(\d{1,12}) ?번째", ordinal_of
-
+        @rule("", r"(?<![\w.,/-])\d{3,20}(?![\w]|[.,:/-]\d|[가-힣]?원)")
         def dialled(found: re.Match[str]) -> str | None:
             if not _DIALLED.search(self.around.ahead(found)):
                 return None
             return self.digits(found[0]).replace("영", "공")
 
-        yield r"(?<![\w.,/-])\d{3,20}(?![\w]|[.,:/-]\d|[가-힣]?원)", dialled
         emergency = r"(?= ?(?:에 ?|로 ?)?(?:신고|구급|구조|종합|상황실|대원|소방|전화))"
-        yield (
+        rule(
+            "",
             rf"(?<![\w.,/-])(?:11[0-9])(?:{emergency}|(?=에$|로$|$))",
             lambda f: (
                 self.digits(f[0]).replace(" ", "")
@@ -144,6 +140,7 @@ class Language(EastAsian):
             ),
         )
 
+        @rule("-", r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/=-]| ?=)")
         def score(found: re.Match[str]) -> str | None:
             right = found.string[found.end() :]
             rest = f"{right} {self.around.after}" if self.around.after else right
@@ -151,12 +148,12 @@ class Language(EastAsian):
                 return f"{say(found[1])} 대 {say(found[2])}"
             return keep(found[0]) if int(found[1]) >= int(found[2]) else None
 
-        yield r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/=-]| ?=)", score
-        yield (
-            r"(?<![\w.,])(\d{1,3}) ?대 ?(\d{1,3})(?![\w.,]|\d)(?! ?(?:명|개|대|시|년|월|일|분|원|만|번|살|세|권|장))",
-            lambda f: f"{say(f[1])} 대 {say(f[2])}",
+        written = (
+            r"(?<![\w.,])(\d{1,3}) ?대 ?(\d{1,3})(?![\w.,]|\d)(?! ?(?:명|개|대|시|년|월|일|분|원|만|번|살|세|권|장))"
         )
+        rule("대", written, lambda f: f"{say(f[1])} 대 {say(f[2])}")
 
+        @rule("대", rf"(?<![\w.,:/~-])([1-9]\d{{0,2}}) ?대(?=(?:{self.any_of('particles')}){{0,2}}(?![가-힣0-9]))")
         def machines(found: re.Match[str]) -> str | None:
             """20대 are twenty cars, or people in their twenties; 4대 are four, or the four great ones."""
             number, next_word = int(found[1]), found.string[found.end() :].strip() or self.around.after
@@ -168,8 +165,7 @@ class Language(EastAsian):
                 return f"{say(found[1])}대"
             return keep(found[0]) if number % 10 == 0 or self.around.after or next_word else None
 
-        yield rf"(?<![\w.,:/~-])([1-9]\d{{0,2}}) ?대(?=(?:{self.any_of('particles')}){{0,2}}(?![가-힣0-9]))", machines
-
+        @rule("번", rf"(?<![\w.,:/~-])([1-9]\d{{0,3}}) ?번(?=(?:{self.any_of('particles')}){{0,2}}(?![가-힣0-9]))")
         def numbered(found: re.Match[str]) -> str | None:
             """Exit 3, or three times."""
             next_word = found.string[found.end() :].strip() or self.around.after
@@ -181,9 +177,7 @@ class Language(EastAsian):
                 return keep(found[0])
             return f"{say(found[1])} 번" if named else None
 
-        yield rf"(?<![\w.,:/~-])([1-9]\d{{0,3}}) ?번(?=(?:{self.any_of('particles')}){{0,2}}(?![가-힣0-9]))", numbered
-
-    def counters(self) -> Rules:
+    def counters(self, rule: Rules) -> None:
         """Numbers with counters and particles. What has another noun behind it stays as it is."""
         number = self.pattern
 
@@ -208,7 +202,7 @@ class Language(EastAsian):
 
         before = r"(?<![\w.,:/-])"
         ends = rf"(?:({number}) ?{DASH} ?)?(?<![\d.,])({number})"
-        yield rf"{before}{ends} ?({self.any_of('native')}){self.ends}", say
+        rule("", rf"{before}{ends} ?({self.any_of('native')}){self.ends}", say)
 
         def sino(found: re.Match[str]) -> str:
             if found[2] and "-" in found[0][1:] and not rises(found[2], found[3]):
@@ -218,8 +212,8 @@ class Language(EastAsian):
             return self.minus + last if found[1] else last
 
         particles = self.any_of("particles")
-        yield r"(?<!\d)(6|10)(?=월)", lambda f: "유" if f[1] == "6" else "시"
-        yield (
-            rf"{before}([-−])?{ends}(?= ?(?:{self.any_of('sino')})|여 ?[가-힣]|(?:{particles}){{1,2}}(?![가-힣0-9]))",
-            sino,
+        rule("월", r"(?<!\d)(6|10)(?=월)", lambda f: "유" if f[1] == "6" else "시")
+        written = (
+            rf"{before}([-−])?{ends}(?= ?(?:{self.any_of('sino')})|여 ?[가-힣]|(?:{particles}){{1,2}}(?![가-힣0-9]))"
         )
+        rule("", written, sino)

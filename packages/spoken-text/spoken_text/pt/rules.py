@@ -47,12 +47,12 @@ class Language(Romance):
     def is_open(self, value: str, noun: str, said: str) -> bool:
         return value == "1" and noun.endswith("a")
 
-    def end(self) -> Rules:
-        yield from self.iberian()
-        yield r"(?<![\w.,:/-])\d{4}-\d{3}(?!\w|[.,-])", self._postal
+    def end(self, rule: Rules) -> None:
+        self.iberian(rule)
+        rule("-", r"(?<![\w.,:/-])\d{4}-\d{3}(?!\w|[.,-])", self._postal)
 
     def _postal(self, found: re.Match[str]) -> str | None:
         return self.dialled(found[0]) if self.around.word_after(found)[:1].isupper() else None
 
-    def products(self) -> Rules:
-        yield r"(?<=\d) x (?=\d)", lambda f: " por "
+    def products(self, rule: Rules) -> None:
+        rule("x", r"(?<=\d) x (?=\d)", lambda f: " por ")

@@ -5,7 +5,7 @@ import re
 from decimal import Decimal
 
 from spoken_text.european import European, number_of
-from spoken_text.rule import DASH, Kept, Rules, keep
+from spoken_text.rule import DASH, DASHES, Kept, Rules, initials, keep
 from spoken_text.spoken import num2words
 
 _ADJECTIVE = re.compile(r"[а-яё]{2,}(?:ых|их|ым|им|ыми|ими|ые|ие)")
@@ -74,9 +74,9 @@ class Language(European):
         minutes = self.cardinal(str(int(minute)))
         return f"{self.cardinal(str(int(hour)))} {'ноль ' if int(minute) < 10 else ''}{minutes}"
 
-    def named_months(self, months: str) -> Rules:
+    def named_months(self, months: str, rule: Rules) -> None:
         date = rf"(?<!\d)(\d\d?) ({months})\b(?: (\d{{4}})(?: года\b| г\.| г\b)?(?!\d))?"
-        yield date, lambda f: self.on_date(f[3] or "", self.months.index(f[2]) + 1, f[1])
+        rule(initials(self.months), date, lambda f: self.on_date(f[3] or "", self.months.index(f[2]) + 1, f[1]))
 
     def ordinal_at(self, found: re.Match[str]) -> str | None:
         number, end = found[1], found[0][-1]
@@ -340,42 +340,39 @@ class Language(European):
 
     # ---------------------------------------------------------------- centuries, dates, times
 
-    def own(self) -> Rules:
-        yield rf"(?<!\w)({_ROMAN}) по ({_ROMAN})(?= век(?!\w))", self._from_to
+    def own(self, rule: Rules) -> None:
+        rule("п", rf"(?<!\w)({_ROMAN}) по ({_ROMAN})(?= век(?!\w))", self._from_to)
         chain = rf"({_ROMAN})(?:( ?[–-] ?| и )({_ROMAN}))?"
-        yield rf"(?<!\w){chain} ?(век(?:а|е|у|ом|ов|ах)?|вв?\.)(?!\w)", self._century
+        rule("в", rf"(?<!\w){chain} ?(век(?:а|е|у|ом|ов|ах)?|вв?\.)(?!\w)", self._century)
         months = "|".join(self.months)
         day, year = r"(\d\d?)", r"(?: (\d{4})(?: года\b| г\.| г\b)?(?!\d))?"
-        yield rf"(?<![\w.,:/-]){day} (по|до) {day} (?=(?:{months})\b)", self._days
-        yield (
-            rf"(?<![\w.,:/-]){day} ?{DASH} ?{day} (?=(?:{months})\b)",
-            lambda f: f"{self._day(f[1])} – {self._day(f[2])} ",
-        )
-        yield rf"(?<![\w.,:/-]){day} ({months})\b{year}", self._date
+        rule("дп", rf"(?<![\w.,:/-]){day} (по|до) {day} (?=(?:{months})\b)", self._days)
+        written = rf"(?<![\w.,:/-]){day} ?{DASH} ?{day} (?=(?:{months})\b)"
+        rule(DASHES, written, lambda f: f"{self._day(f[1])} – {self._day(f[2])} ")
+        rule(initials(self.months), rf"(?<![\w.,:/-]){day} ({months})\b{year}", self._date)
         clock = r"(\d\d?):(\d\d)"
-        yield rf"(?<![\w.,:/-]){clock} ?{DASH} ?{clock}(?![\w:/]|[.,]\d)", self._span
-        yield rf"(?<![\w.,:/-]){clock}(?![\w:/]|[.,]\d)", self._time
+        rule(":", rf"(?<![\w.,:/-]){clock} ?{DASH} ?{clock}(?![\w:/]|[.,]\d)", self._span)
+        rule(":", rf"(?<![\w.,:/-]){clock}(?![\w:/]|[.,]\d)", self._time)
         decade = r"(?<![\w.,:/-])(\d{2,4}0)-(е|х|м|ми) (гг\.?|годы|годов|годах|годам)(?!\w)"
-        yield decade, self._decade
-        yield (
+        rule("-", decade, self._decade)
+        rule(
+            "-–",
             r"(?<![\w.,:/-])(1[1-9]\d\d|20\d\d) ?[–-] ?(1[1-9]\d\d|20\d\d)(?![\w%]|[.,]\d|[:/–-]\d| ?(?:г|[$€₽°%]))",
             self._years,
         )
-        yield r"(?<=\d) кв\. ?(к?м)(?!\w)", lambda f: f" {f[1]}²"
-        yield r"(?<=\()(1[1-9]\d\d|20[0-3]\d)(?=\))", lambda f: self.ordinal(f[1]).removeprefix("одна ")
-        yield (
-            r"(?<![\w.,:/-])(?:0[1-9]|[12]\d|3[01])\.(?:0[1-9]|1[0-2])(?![\w]|[.,]\d| ?[%€$₽])",
-            lambda f: self._short(f),
-        )
-        yield r"(?<![\w.,])[1-9]\d{0,2}\.\d{3}(?![\w.,])", lambda f: keep(f[0])  # thousands or thousandths
-        yield r"(?<![\w.,])\d+,\d+(?=-[а-яё])", lambda f: keep(f[0])
-        yield r"(?<![\w.,:/–-])1/([2-9])(?![\w/]|[.,]\d|-\d)", self._part
+        rule("к", r"(?<=\d) кв\. ?(к?м)(?!\w)", lambda f: f" {f[1]}²")
+        rule("(", r"(?<=\()(1[1-9]\d\d|20[0-3]\d)(?=\))", lambda f: self.ordinal(f[1]).removeprefix("одна "))
+        written = r"(?<![\w.,:/-])(?:0[1-9]|[12]\d|3[01])\.(?:0[1-9]|1[0-2])(?![\w]|[.,]\d| ?[%€$₽])"
+        rule(".", written, lambda f: self._short(f))
+        rule(".", r"(?<![\w.,])[1-9]\d{0,2}\.\d{3}(?![\w.,])", lambda f: keep(f[0]))  # thousands or thousandths
+        rule(",", r"(?<![\w.,])\d+,\d+(?=-[а-яё])", lambda f: keep(f[0]))
+        rule("/", r"(?<![\w.,:/–-])1/([2-9])(?![\w/]|[.,]\d|-\d)", self._part)
         parts = "этаж|комнатн|процентн|летн|лети|дневн|часов|минутн|секундн|кратн|местн|метров|километров|килограммов"
         parts += "|тонн|литров|страничн|зв[её]здочн|томн|серийн|тысячн|миллионн|рубл[её]в|битн|ядерн|значн|мерн|дюймов"
         parts += "|балльн|недельн|месячн|процентн|градусн|цилиндров|колесн|колёсн|ступенчат|бальн|долларов"
-        yield rf"(?<![\w.,–-])([1-9]\d{{0,2}})-?(?=(?:{parts}))", self._compound
-        yield r"(?<![\w.,-])(\d{1,2})-ти(?!\w)", lambda f: number(f[1], "g")
-        yield r"(?<![\w.,])(\d{1,2})\+(?=\s|$|[,.;:!?)])", lambda f: f"{self.cardinal(f[1])} плюс"
+        rule("", rf"(?<![\w.,–-])([1-9]\d{{0,2}})-?(?=(?:{parts}))", self._compound)
+        rule("-", r"(?<![\w.,-])(\d{1,2})-ти(?!\w)", lambda f: number(f[1], "g"))
+        rule("+", r"(?<![\w.,])(\d{1,2})\+(?=\s|$|[,.;:!?)])", lambda f: f"{self.cardinal(f[1])} плюс")
 
     def _part(self, found: re.Match[str]) -> str | None:
         """1/2 стакана: пол стакана, as a subject or an object"""
@@ -489,9 +486,10 @@ class Language(European):
     def _year(self, year: str, case: str) -> str:
         return self.ordinal(year, case=case).removeprefix("одна ")
 
-    def years_first(self) -> Rules:
+    def years_first(self, rule: Rules) -> None:
         nouns = {"n": "год", "g": "года", "d": "году", "p": "году"}
 
+        @rule("г", r"(?<![\w.,:/-])(1\d{3}|20\d\d) ?(году|года|годом|год|г\.|г)(?!\w)")
         def say(found: re.Match[str]) -> str | None:
             year, written = found[1], found[2]
             before = self.around.word_before(found)
@@ -513,13 +511,10 @@ class Language(European):
             noun = written if written not in ("г", "г.") else nouns[case]
             return f"{self._year(year, case)} {noun}{stop}"
 
-        yield r"(?<![\w.,:/-])(1\d{3}|20\d\d) ?(году|года|годом|год|г\.|г)(?!\w)", say
-
+        @rule("г", rf"(?<![\w.,:/-])(1\d{{3}}|20\d\d) ?{DASH} ?(1\d{{3}}|20\d\d) ?(гг\.|гг|годы|годах)(?!\w)")
         def span(found: re.Match[str]) -> str:
             before = self.around.word_before(found)
             case = "p" if before in ("в", "во") else "n"
             stop = self.around.stop(found, False) if found[3] == "гг." else ""
             noun = "годах" if case == "p" else "годы"
             return f"{self._year(found[1], case)} – {self._year(found[2], case)} {noun}{stop}"
-
-        yield rf"(?<![\w.,:/-])(1\d{{3}}|20\d\d) ?{DASH} ?(1\d{{3}}|20\d\d) ?(гг\.|гг|годы|годах)(?!\w)", span

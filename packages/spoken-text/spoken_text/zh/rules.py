@@ -93,28 +93,28 @@ class Language(EastAsian):
     def is_small(self, top: int, bottom: int) -> bool:
         return bottom < 7 or bottom in (8, 10)
 
-    def own(self) -> Rules:
+    def own(self, rule: Rules) -> None:
         number = self.pattern
 
+        @rule("", r"(?<![\w.,/-])\d{3,20}(?: \d{3,8}){0,5}(?![\w]|[.,:/-]\d| \d)")
         def named(found: re.Match[str]) -> str | None:
             if not _NUMBERED.search(self.around.ahead(found)):
                 return None
             return "，".join(map(digits, found[0].split()))
 
-        yield r"(?<![\w.,/-])\d{3,20}(?: \d{3,8}){0,5}(?![\w]|[.,:/-]\d| \d)", named
-        yield r"\((0\d{2,3})\) ?(\d{7,8})(?![\w-])", lambda f: f"{digits(f[1])}，{digits(f[2])}"
-        yield (
-            r"(?<![\w.,/-])[45]\d\d(?![\w.,/-])",
-            lambda f: digits(f[0]) if self.around.behind(f)[:1] in ("错", "状") else None,
-        )
-        yield r"(?<![\w.,/-])(?:19|20)\d\d(?=[QqHh][1-4](?!\w))", lambda f: digits(f[0])
-        yield r"(?<=\d秒)\d\d(?![\d.])", lambda f: digits(f[0])
-        yield r"(?<=\d)\.00?(?= ?(?:元|美元|欧元|英镑|港元|日元))", lambda f: Kept()
-        yield rf"(?<![\w.,/-])(?:{_HOTLINES})(?![\w%元个人万亿]|[.,:/-]\d)", lambda f: digits(f[0])
-        yield r"(?<![\w.,/-])(\d{3,4})(?=路|室(?!\d厅)|号房|房间|国道|號房|房間)", lambda f: digits(f[1])
-        yield r"(?<![\w.,/-])(7[0-8]7)-([1-9]00)(?![\w.,/-])", lambda f: f"{digits(f[1])}，{cardinal(int(f[2]))}"
+        rule("(", r"\((0\d{2,3})\) ?(\d{7,8})(?![\w-])", lambda f: f"{digits(f[1])}，{digits(f[2])}")
+        written = r"(?<![\w.,/-])[45]\d\d(?![\w.,/-])"
+        rule("", written, lambda f: digits(f[0]) if self.around.behind(f)[:1] in ("错", "状") else None)
+        rule("HQhq", r"(?<![\w.,/-])(?:19|20)\d\d(?=[QqHh][1-4](?!\w))", lambda f: digits(f[0]))
+        rule("秒", r"(?<=\d秒)\d\d(?![\d.])", lambda f: digits(f[0]))
+        rule(".", r"(?<=\d)\.00?(?= ?(?:元|美元|欧元|英镑|港元|日元))", lambda f: Kept())
+        rule("", rf"(?<![\w.,/-])(?:{_HOTLINES})(?![\w%元个人万亿]|[.,:/-]\d)", lambda f: digits(f[0]))
+        written = r"(?<![\w.,/-])(\d{3,4})(?=路|室(?!\d厅)|号房|房间|国道|號房|房間)"
+        rule("号国室房號路", written, lambda f: digits(f[1]))
+        rule("-", r"(?<![\w.,/-])(7[0-8]7)-([1-9]00)(?![\w.,/-])", lambda f: f"{digits(f[1])}，{cardinal(int(f[2]))}")
 
-        yield (
+        rule(
+            ".",
             r"(?<![\w.,/-])(?:5\.1|10\.1)(?![\w.,/-])",
             lambda f: (
                 {"5.1": "五一", "10.1": "十一"}[f[0]]
@@ -122,15 +122,15 @@ class Language(EastAsian):
                 else None
             ),
         )
-        yield r"(?<![\w.,/-])(\d{1,2})-(\d{3,4})(?=室|房|号)", lambda f: f"{cardinal(int(f[1]))}-{digits(f[2])}"
-        yield r"(?<![\w.,/-])(?:[5-9][05]|0[05]|10)(?=[后後](?!期))", lambda f: digits(f[0])
-        yield r"(?<![\w.,/-])([1-9]\d?)·(\d{1,2})(?![\w.·])", lambda f: digits(f[1] + f[2])
+        rule("-", r"(?<![\w.,/-])(\d{1,2})-(\d{3,4})(?=室|房|号)", lambda f: f"{cardinal(int(f[1]))}-{digits(f[2])}")
+        rule("后後", r"(?<![\w.,/-])(?:[5-9][05]|0[05]|10)(?=[后後](?!期))", lambda f: digits(f[0]))
+        rule("·", r"(?<![\w.,/-])([1-9]\d?)·(\d{1,2})(?![\w.·])", lambda f: digits(f[1] + f[2]))
 
+        @rule("", r"(?<![\w.,/-])(?:911|618|315|818|1111|1212)(?![\w.,/-])")
         def event(found: re.Match[str]) -> str | None:
             return digits(found[0]) if self.around.behind(found)[:1] in ("事", "恐", "购", "大", "晚") else None
 
-        yield r"(?<![\w.,/-])(?:911|618|315|818|1111|1212)(?![\w.,/-])", event
-
+        @rule("", r"(?<![\w.,/])(-?)([1-9]\d{0,2})(?:-(\d00))?(?![\w.,/-]|米|元)")
         def model(found: re.Match[str]) -> str | None:
             if not _MODEL.search(self.around.ahead(found)):
                 return None
@@ -138,40 +138,33 @@ class Language(EastAsian):
             said = cardinal(int(figure)) if len(figure) < 3 and figure < "20" else digits(figure)
             return f"{said}，{cardinal(int(found[3]))}" if found[3] else said
 
-        yield r"(?<![\w.,/])(-?)([1-9]\d{0,2})(?:-(\d00))?(?![\w.,/-]|米|元)", model
-        yield (
-            r"(?<![\w.,])([1-9]\d{0,2}(?: \d{3})+)(?![\w.,]| ?\d)(?= ?[元人个個吨公])",
-            lambda f: f[1].replace(" ", ""),
+        written = r"(?<![\w.,])([1-9]\d{0,2}(?: \d{3})+)(?![\w.,]| ?\d)(?= ?[元人个個吨公])"
+        rule("个人個元公吨", written, lambda f: f[1].replace(" ", ""))
+        rule("元", rf"[¥￥] ?({number}(?: ?[万亿])?)(?= ?元)", lambda f: f[1])
+        self._years(rule)
+        self._ratios(rule)
+        rule("‰", rf"({number}) ?‰", lambda f: f"千分之{self.cardinal(self.value(f[1]))}")
+        written = (
+            r"(?<=[里米克升元斤吨次人])/(?=小时|分钟|秒|天|日|人|月|年|个|件|斤|公|平|立|吨|米|次|瓶|份|晚|升|单|间)"
         )
-        yield rf"[¥￥] ?({number}(?: ?[万亿])?)(?= ?元)", lambda f: f[1]
-        yield from self._years()
-        yield from self._ratios()
-        yield rf"({number}) ?‰", lambda f: f"千分之{self.cardinal(self.value(f[1]))}"
-        yield (
-            r"(?<=[里米克升元斤吨次人])/(?=小时|分钟|秒|天|日|人|月|年|个|件|斤|公|平|立|吨|米|次|瓶|份|晚|升|单|间)",
-            lambda f: "每",
-        )
-        yield r"(?<![\w.,])\d{3,4}(?=[pP](?![A-Za-z]))", lambda f: digits(f[0])
+        rule("/", written, lambda f: "每")
+        rule("Pp", r"(?<![\w.,])\d{3,4}(?=[pP](?![A-Za-z]))", lambda f: digits(f[0]))
         # 图1-2 may be one figure or two.
         tables = ("图", "圖", "表", "例", "式", "题")
-        yield (
-            r"(?<![\w.,/-])\d{1,2}-\d{1,2}(?![\w.,/-])",
-            lambda f: keep(f[0]) if self.around.ahead(f).endswith(tables) else None,
-        )
+        written = r"(?<![\w.,/-])\d{1,2}-\d{1,2}(?![\w.,/-])"
+        rule("-", written, lambda f: keep(f[0]) if self.around.ahead(f).endswith(tables) else None)
 
-    def _years(self) -> Rules:
+    def _years(self, rule: Rules) -> None:
         season = "(?= ?(?:学年|學年|赛季|賽季|年度|财年|財年))"
-        yield (
-            rf"(?<![\w.,/-])((?:19|20)\d\d)(?:{DASH}|/)((?:19|20)?\d\d){season}",
-            lambda f: f"{digits(f[1])}{self.to}{digits(f[2])}",
-        )
-        yield rf"(?<![\w.,/-])((?:19|20)\d\d){season}", lambda f: digits(f[1])
+        written = rf"(?<![\w.,/-])((?:19|20)\d\d)(?:{DASH}|/)((?:19|20)?\d\d){season}"
+        rule("学學年财財赛賽", written, lambda f: f"{digits(f[1])}{self.to}{digits(f[2])}")
+        rule("学學年财財赛賽", rf"(?<![\w.,/-])((?:19|20)\d\d){season}", lambda f: digits(f[1]))
 
+        @rule("年", r"(?<![\w.,/-])\d{1,4}(?=年)")
         def era(found: re.Match[str]) -> str | None:
             return digits(found[0]) if self.around.ahead(found).endswith(("公元", "公元前", "西元", "西元前")) else None
 
-        yield r"(?<![\w.,/-])\d{1,4}(?=年)", era
-
+        @rule("年", r"(?<![\w.,/-])([1-9]\d{3})(?=年)")
         def lasting(found: re.Match[str]) -> str | None:
             """1500年前 are a count, 1949年前 is a year."""
             year, right = found[1], self.around.behind(found)[1:]
@@ -181,8 +174,7 @@ class Language(EastAsian):
             counts = not recent and year.endswith("00") and _LASTS.search(self.around.ahead(found))
             return self.cardinal(year) if counts else None
 
-        yield r"(?<![\w.,/-])([1-9]\d{3})(?=年)", lasting
-
+        @rule("年", r"(?<![\w.,/-])[89][1-9](?=年(?!\d|代|级))")
         def short(found: re.Match[str]) -> str | None:
             """97年 may be a year or a time of 97 years."""
             left, right = self.around.ahead(found), self.around.behind(found)[1:]
@@ -206,11 +198,10 @@ class Language(EastAsian):
                 return digits(found[0])
             return keep(found[0])
 
-        yield r"(?<![\w.,/-])[89][1-9](?=年(?!\d|代|级))", short
-
-    def _ratios(self) -> Rules:
+    def _ratios(self, rule: Rules) -> None:
         number = self.pattern
 
+        @rule(":：", rf"(?<![\w.,:/-])({number})[:：]({number})(?![\w:]|-\d)")
         def ratio(found: re.Match[str]) -> str | None:
             first, last = found[1], found[2]
             named = _RATIO.search(self.around.ahead(found))
@@ -222,8 +213,7 @@ class Language(EastAsian):
                 return None
             return f"{self.cardinal(self.value(first))}比{self.cardinal(self.value(last))}"
 
-        yield rf"(?<![\w.,:/-])({number})[:：]({number})(?![\w:]|-\d)", ratio
-
+        @rule("-", r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/=-]| ?=)(?! ?[%°元])")
         def score(found: re.Match[str]) -> str | None:
             left, right = self.around.ahead(found), self.around.behind(found)[:1]
             lost = right in ("不", "被", "输") and "0" in (found[1], found[2])
@@ -231,37 +221,31 @@ class Language(EastAsian):
                 return f"{cardinal(int(found[1]))}比{cardinal(int(found[2]))}"
             return keep(found[0]) if int(found[1]) >= int(found[2]) and found[0][0] != "0" else None
 
-        yield r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/=-]| ?=)(?! ?[%°元])", score
-
-    def counters(self) -> Rules:
+    def counters(self, rule: Rules) -> None:
         """Years, counters, codes and 11-digit telephone numbers."""
-        yield (
-            r"(?<![\d.,])1[3-9]\d([ -]?)\d{4}\1\d{4}(?!\d)",
-            lambda f: "，".join(map(digits, re.findall(r"\d+", f[0]))),
-        )
+        written = r"(?<![\d.,])1[3-9]\d([ -]?)\d{4}\1\d{4}(?!\d)"
+        rule("", written, lambda f: "，".join(map(digits, re.findall(r"\d+", f[0]))))
         code = re.compile("[打拨撥话話编編]")
-        yield r"^\d{3,12}(?!\d|[.,:/-]\d)", lambda f: digits(f[0]) if code.fullmatch(self.around.before) else None
-        yield r"(?<=[A-Za-z])-?\d{3,}(?![\d.,])", lambda f: f[0][: -len(f[0].lstrip("-"))] + digits(f[0].lstrip("-"))
+        rule("", r"^\d{3,12}(?!\d|[.,:/-]\d)", lambda f: digits(f[0]) if code.fullmatch(self.around.before) else None)
+        written = r"(?<=[A-Za-z])-?\d{3,}(?![\d.,])"
+        rule("", written, lambda f: f[0][: -len(f[0].lstrip("-"))] + digits(f[0].lstrip("-")))
         year = r"(1[1-9]\d\d|2\d{3})"
         both = rf"(?<![\d.,]){year}(?:年)? ?{DASH} ?{year}(?= ?年)"
-        yield both, lambda f: f"{digits(f[1])}{'年' if '年' in f[0] else ''}{self.to}{digits(f[2])}"
-        yield r"(?<![\w.,/-])((?:19|20)\d\d)/((?:19|20)\d\d)(?![\d/])", lambda f: f"{digits(f[1])}/{digits(f[2])}"
-        yield rf"(?<![\d.,]){year}(?= ?年)", lambda f: digits(f[1])
-        yield (
-            r"(?<![\d.,])(\d\d)(?=年(?:\d{1,2}月|代))",
-            lambda f: digits(f[1]) if "代" not in f.string[f.end() :][:2] else None,
-        )
+        rule("年", both, lambda f: f"{digits(f[1])}{'年' if '年' in f[0] else ''}{self.to}{digits(f[2])}")
+        rule("/", r"(?<![\w.,/-])((?:19|20)\d\d)/((?:19|20)\d\d)(?![\d/])", lambda f: f"{digits(f[1])}/{digits(f[2])}")
+        rule("年", rf"(?<![\d.,]){year}(?= ?年)", lambda f: digits(f[1]))
+        written = r"(?<![\d.,])(\d\d)(?=年(?:\d{1,2}月|代))"
+        rule("年", written, lambda f: digits(f[1]) if "代" not in f.string[f.end() :][:2] else None)
 
         number = self.pattern
 
+        @rule("", rf"(?<![A-Za-z0-9_.,:/-])(?:({number}) ?{DASH} ?)?(?<![\d.,])({number})(?= ?{self.counter})")
         def counted(found: re.Match[str]) -> str | None:
             ahead = found.string[: found.start()]
             if "第" in ahead or (self.around.before in ("第", "、") and not ahead):
                 return self.cardinal(self.value(found[2]))
             said = self._before_counter(found[2])
             return f"{self._before_counter(found[1])}{self.to}{said}" if found[1] else said
-
-        yield rf"(?<![A-Za-z0-9_.,:/-])(?:({number}) ?{DASH} ?)?(?<![\d.,])({number})(?= ?{self.counter})", counted
 
     def _before_counter(self, written: str) -> str:
         return "两" if written == "2" else self.said(written)

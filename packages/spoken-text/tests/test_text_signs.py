@@ -1,37 +1,14 @@
-"""Which signs a rule needs is told from its pattern; the table of docs/text.md shows what the tests say."""
+"""Each rule states the signs without which it matches nothing; the table of docs/text.md shows what the tests say."""
 
 import pytest
 from text_table import PAGE, page, rows
 
-from spoken_text.needed import needs
 from spoken_text.numbers import Numbers
 from spoken_text.spoken import LANGUAGES, spoken_in
 
 
-@pytest.mark.parametrize(
-    ("pattern", "signs"),
-    [
-        (r"\d+-\d+", "-"),
-        (r"(?<![\w.,:/-])\d{3}-\d{4}(?![\w-]|[.,]\d)", "-"),
-        (r"(\d\d?)[:：](\d\d)", ":："),
-        (r"(?:km|m|cm) ?\d", "kmc"),
-        (r"(?:km|\d)x?", ""),
-        (r"\d ?–? ?\d|\+\d", ""),
-        (r"(?<=°)\d", "°"),
-        (r"(?=x)\d|(?!y)\d", ""),
-        (r"[a-c]\d", "abc"),
-        (r"[^a]\d[\w-]\d[0-9:]", ""),
-        (r"\.(?:\d{3})+ \d", "."),
-        (r"(?:-\d){0,3}(?:\)\d)?(?i:a) \d", " "),
-        (r"[\]\-)]\d", "])-"),
-    ],
-)
-def test_what_a_pattern_needs(pattern, signs):
-    assert needs(pattern) == frozenset(signs)
-
-
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_rule_matches_no_text_without_a_sign_that_it_needs(language):
+def test_a_rule_matches_no_text_without_one_of_its_signs(language):
     rules = [(needed, pattern) for needed, pattern, _ in Numbers(spoken_in(language))._rules if needed]
     texts = {text for _, _, written, said in rows() for text in (written, said)}
     texts |= {word for text in texts for word in text.split()}
