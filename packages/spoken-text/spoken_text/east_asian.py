@@ -72,9 +72,8 @@ class EastAsian(Spoken):
         rule("'’′", r"(?<![\w.,])\d+['’′]\d+(?:[\"”″]|['’′]{2})", lambda f: keep(f[0]))
 
     def _amounts(self, rule: Rules) -> None:
-        @rule("-", r"(?<![\w.,/+-])(?<![\d)] )\d{2,6}-\d{2,6}-\d{2,8}(?![\w.-])")
-        def account(found: re.Match[str]) -> str | None:
-            return self.dialled(found[0]) if sum(map(str.isdecimal, found[0])) >= 9 else None
+        written = r"(?<![\w.,/+-])(?<![\d)] )\d{2,6}-\d{2,6}-\d{2,8}(?![\w.-])"
+        rule("-", written, lambda f: self.dialled(f[0]) if sum(map(str.isdecimal, f[0])) >= 9 else None)
 
         @rule(
             "万亿億만억천", rf"(?<![\w.,/-])({self.pattern}) ?([万亿億만억천]) ?({self.unit_names})(?![A-Za-z0-9²³/])"

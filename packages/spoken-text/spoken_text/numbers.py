@@ -1,7 +1,6 @@
 """Numbers in a phrase of text -> words: phone numbers, dates, times, money, units, ordinals, years, counts."""
 
 import re
-import threading
 from functools import cache, partial
 
 from spoken_text import amounts, clock, currency, figures, years
@@ -193,16 +192,7 @@ class Numbers:
             rule("du", r"(?:(?<=\bd')|(?<=\bun')) (?=\w)", lambda f: "")  # d'habitants, un'ora
 
 
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.made: dict[str, Numbers] = {}
-
-
-_OF_THREAD = _OfThread()
-
-
 def numbers_of(spoken: Spoken) -> Numbers:
     """The rules for a language, made once a thread, as the language is."""
-    if spoken.code not in _OF_THREAD.made:
-        _OF_THREAD.made[spoken.code] = Numbers(spoken)
-    return _OF_THREAD.made[spoken.code]
+    spoken.reader = spoken.reader or Numbers(spoken)
+    return spoken.reader

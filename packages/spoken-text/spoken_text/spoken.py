@@ -39,6 +39,7 @@ class Spoken:
     def __init__(self, code: str):
         self.code = code  # as num2words has it
         self.around = Around()
+        self.reader: Any = None  # `numbers.Numbers`, once it is made
         self._data = data_of(code)
         given = self._data.get
         self.decimal: str = given("decimal")  # the mark before a number's decimals
@@ -77,38 +78,24 @@ class Spoken:
 
     # ---------------------------------------------------------------- rules of this language alone
 
-    def first(self, rule: Rules) -> None:
-        """What no shared rule may take apart."""
+    def _no_rules(self, rule: Rules) -> None:
+        """Where `Numbers` asks for rules of this language alone, most languages have none."""
 
-    def second(self, rule: Rules) -> None:
-        """The same behind the rules for names, addresses and signs."""
-
-    def later(self, rule: Rules) -> None:
-        """What comes behind telephone numbers."""
-
-    def years_first(self, rule: Rules) -> None:
-        """Years with a word that says so."""
+    first = _no_rules  # what no shared rule may take apart
+    second = _no_rules  # the same behind the rules for names, addresses and signs
+    later = _no_rules  # behind telephone numbers
+    years_first = _no_rules  # years with a word that says so
+    headed = _no_rules  # ordinals that begin a line and no list
+    ordinals = _no_rules
+    years_last = _no_rules  # years that nothing but their place tells from counts
+    counters = _no_rules  # numbers before words that count things
+    last = _no_rules  # what is read once amounts are words
 
     def named_months(self, months: str, rule: Rules) -> None:
         """Days before the name of a month, which is one of `months`, a regular expression."""
         if self.months:
             first = self._data.get("first_day") or self.cardinal("1")
             rule(initials(self.months), rf"(?<!\d)1(?:er|º|°)?(?= (?:de )?(?:{months})\b)", lambda f: first)
-
-    def headed(self, rule: Rules) -> None:
-        """Ordinals that begin a line and no list."""
-
-    def ordinals(self, rule: Rules) -> None:
-        pass
-
-    def years_last(self, rule: Rules) -> None:
-        """Years that nothing but their place tells from counts."""
-
-    def counters(self, rule: Rules) -> None:
-        """Numbers before words that count things."""
-
-    def last(self, rule: Rules) -> None:
-        """What is read once amounts are words."""
 
     # ---------------------------------------------------------------- words that belong together
 

@@ -42,9 +42,7 @@ def _first(spoken: "Language", rule: Rules) -> None:
         end = spoken.end_of_ordinal(found, "?")
         return None if end is None else f"{spoken.ordinal(found[1])}{end}"
 
-    @rule("", rf"(?<![\w.,])(\d{{1,4}})-?((?:{_JOINED})\w*)")
-    def joined(found: re.Match[str]) -> str:
-        return f"{_one(spoken, found[1])}{found[2].lower()}"
+    rule("", rf"(?<![\w.,])(\d{{1,4}})-?((?:{_JOINED})\w*)", lambda f: f"{_one(spoken, f[1])}{f[2].lower()}")
 
     rule("x", r"(?<![\w.,-])(\d{1,3})x(?![\w/*+=-]| [-+=*/])", lambda f: f"{_one(spoken, f[1])}mal")
     rule("%", r"(?<![\w.,])(\d+(?:,\d+)?) ?%-?(ig\w{0,2})", lambda f: f"{spoken.said(f[1])}prozent{f[2]}")
@@ -64,12 +62,8 @@ def _first(spoken: "Language", rule: Rules) -> None:
 
     @rule("", r"^(?:D-)?(\d{4,5})(?![\w-]|[.,]\d)")
     def post(found: re.Match[str]) -> str | None:
-        city = around.after.rstrip(",.;)")
-        is_code = (
-            city in (spoken.words("cities") if len(found[1]) == 5 else spoken.words("cities_of_four"))
-            or found[0][0] == "D"
-        )
-        return spoken.digits(found[1]) if is_code else None
+        cities = spoken.words("cities" if len(found[1]) == 5 else "cities_of_four")
+        return spoken.digits(found[1]) if found[0][0] == "D" or around.after.rstrip(",.;)") in cities else None
 
     rule(".,", r"(?<=\d)[,.][-–—]{1,2}(?= ?€| EUR| Euro|$|[.,;)])", lambda f: "")
     rule("F", r"^Fr\. (?=\d)", lambda f: "CHF ")
@@ -83,13 +77,8 @@ def _first(spoken: "Language", rule: Rules) -> None:
 
     @rule(".", short)
     def short_date(found: re.Match[str]) -> str | None:
-        sure = around.word_before(found) in spoken.words("before_day") or found[0][0] + found[2][0] in (
-            "00",
-            "01",
-            "10",
-            "20",
-            "30",
-        )
+        padded = found[0][0] + found[2][0] in "00 01 10 20 30".split()
+        sure = around.word_before(found) in spoken.words("before_day") or padded
         if not (sure and 1 <= int(found[1]) <= 31 and 1 <= int(found[2]) <= 12):
             return None
         year = ("20" if found[3] < "40" else "19") + found[3]
@@ -134,10 +123,8 @@ def _first(spoken: "Language", rule: Rules) -> None:
         if not gender or around.before in spoken.words("labels"):
             return None  # Absatz 1 Satz 2
         if before in spoken.words("dative"):
-            noun = around.after.strip("\"'()[].,;:!?")
-            if before in ("in", "auf", "vor", "an", "über", "unter", "hinter", "neben") and noun not in spoken.words(
-                "times"
-            ):
+            is_place = before in ("in", "auf", "vor", "an", "über", "unter", "hinter", "neben")
+            if is_place and around.after.strip("\"'()[].,;:!?") not in spoken.words("times"):
                 return None
             return {"m": "einem", "f": "einer", "n": "einem"}[gender]
         if gender != "m":
@@ -161,6 +148,8 @@ def _first(spoken: "Language", rule: Rules) -> None:
         names = not before or around.before[-1] in ".,:;!?("
         return f"ein halber{behind}" if gender == "m" and names else None
 
+    sign_rules(spoken, rule)
+
 
 def _last(spoken: Spoken, rule: Rules) -> None:
     rates = spoken.table("rates")
@@ -174,9 +163,8 @@ def _headed(spoken: "Language", rule: Rules) -> None:
     around = spoken.around
     nouns = spoken.any_of("headed")
 
-    @rule(".", rf"^(\d{{1,3}})\.(?= ({nouns})\b)")
-    def say(found: re.Match[str]) -> str | None:
-        return f"{spoken.ordinal(found[1])}{_STRONG[spoken.genders[found[2]]]}" if around.begins else None
+    written = rf"^(\d{{1,3}})\.(?= ({nouns})\b)"
+    rule(".", written, lambda f: f"{spoken.ordinal(f[1])}{_STRONG[spoken.genders[f[2]]]}" if around.begins else None)
 
 
 def _ordinals(spoken: "Language", rule: Rules) -> None:
@@ -235,6 +223,9 @@ def _one(spoken: Spoken, written: str) -> str:
 
 
 class Language(Spoken):
+    first = _first
+    last = _last
+    headed = _headed
     clock_end = r"(?: ?Uhr\b)?"
     scale_gender = "f"
 
@@ -248,10 +239,6 @@ class Language(Spoken):
     def holds(self, word: str, held: str) -> bool:
         return bool(re.search(r"(?<!\d)\d{1,3}\.$", held))
 
-    def first(self, rule: Rules) -> None:
-        _first(self, rule)
-        sign_rules(self, rule)
-
     def years_last(self, rule: Rules) -> None:
         """German says 1989 as nineteen hundreds also where it is no year."""
         rule("", r"(?<![\w.,:/-])(1[1-9]\d\d)(?![\w%]|[.,]\d|[:/-]\d| ?[$€£°])", lambda f: self.year(f[1]))
@@ -262,15 +249,9 @@ class Language(Spoken):
             year = f" {self.year(found[3])}" if found[3] else ""
             return f"{self.ordinal(found[1])}{self.end_of_ordinal(found)} {found[2]}{year}"
 
-    def headed(self, rule: Rules) -> None:
-        _headed(self, rule)
-
     def ordinals(self, rule: Rules) -> None:
         rule("efm", r"(?<![\d.,])(\d+)(er|fach\w*|mal)\b", lambda f: self.cardinal(f[1]) + f[2])
         _ordinals(self, rule)
-
-    def last(self, rule: Rules) -> None:
-        _last(self, rule)
 
     def king(self, number: str, is_queen: bool) -> str:
         said = self.ordinal(number)

@@ -46,12 +46,8 @@ def _first(spoken: Spoken, rule: Rules) -> None:
     # i7-9700K, 5800X: but 9700K alone may be a scale
     rule("-", r"(?<=[A-Za-z]\d-)(\d\d[1-9]\d|\d\d00)(?=[A-Z]{1,2}(?!\w))", lambda f: _pairs(spoken, f[1]))
     rule("X", r"(?<![\w.,-])([3-9]\d[05]0)(?=XT?(?!\w))", lambda f: _pairs(spoken, f[1]))
-    model = r"^([1-9]\d{3})(?![\w.,:/-]*\w)"
-    rule(
-        "",
-        model,
-        lambda f: _pairs(spoken, f[1]) if around.before in spoken.words("models") and f[1][1:] != "000" else None,
-    )
+    model, models = r"^([1-9](?!000)\d{3})(?![\w.,:/-]*\w)", spoken.words("models")
+    rule("", model, lambda f: _pairs(spoken, f[1]) if around.before in models else None)
     zip_code = r"^(\d{5})(?:-(\d{4}))?(?![\w-]|[.,]\d)"
     rule("", zip_code, lambda f: _zip(spoken, f) if around.before.rstrip(",:") in spoken.words("states") else None)
     rule("mn", r"\b(noon|midnight)[-–](?=\d)", lambda f: f"{f[1]} to ")
@@ -59,12 +55,8 @@ def _first(spoken: Spoken, rule: Rules) -> None:
 
     @rule("Kk", r"(?<![\w.,-])(\d{1,2})[kK](?!\w)")
     def race(found: re.Match[str]) -> str | None:
-        is_race = around.word_after(found) in spoken.words("races") or around.before.lower() in (
-            "ran",
-            "run",
-            "running",
-        )
-        is_race |= around.before.lower() in ("a", "his", "her", "my", "our")
+        before = around.before.lower() in "ran run running a his her my our".split()
+        is_race = before or around.word_after(found) in spoken.words("races")
         return f"{spoken.cardinal(found[1])} K" if is_race else None
 
     times = rf"(?<![\w.,$€£-])({number})x(?![\w/*+=-])"
@@ -73,6 +65,7 @@ def _first(spoken: Spoken, rule: Rules) -> None:
     _units(spoken, rule)
     coins = r"(?<![\w.,-])(\d{1,6}|\d{1,3}(?:,\d{3})+)\.(\d\d) ?(dollars|euros|pounds|francs)(?!\w)"
     rule(".", coins, lambda f: _coins(spoken, f))
+    sign_rules(spoken, rule)
 
 
 def _last(spoken: Spoken, rule: Rules) -> None:
@@ -157,16 +150,11 @@ def _slashes(spoken: Spoken, rule: Rules) -> None:
             return f"{spoken.months[top - 1]} {spoken.ordinal(found[2])}" if 13 <= bottom <= 31 else keep(found[0])
         if before in spoken.words("steps") and top <= bottom:
             return f"{top_said} of {bottom_said}"
-        if (
-            before in spoken.words("rated")
-            and top <= bottom
-            or (bottom == 10 and 1 < top and after.endswith("s") and after.islower())
-        ):
-            return f"{top_said} out of {bottom_said}"
-        rated = bottom in (5, 10, 100) and top <= bottom and after != "of"
-        if rated and (after.startswith("star") or top == bottom or gcd(top, bottom) > 1):
-            return f"{top_said} out of {bottom_said}"
-        return None
+        rated = before in spoken.words("rated") and top <= bottom
+        rated |= bottom == 10 and 1 < top and after.endswith("s") and after.islower()
+        if bottom in (5, 10, 100) and top <= bottom and after != "of":
+            rated |= after.startswith("star") or top == bottom or gcd(top, bottom) > 1
+        return f"{top_said} out of {bottom_said}" if rated else None
 
     rule("/", r"(?<![\w.,/:–-])([1-9]/[2-9]|1/10)(?:rds?|ths?)(?!\w)", lambda f: f[1])
 
@@ -281,18 +269,12 @@ def _digits(spoken: Spoken, rule: Rules) -> None:
     many = {"10": "tens", "100": "hundreds", "1000": "thousands", "1,000": "thousands"}
     rule("s", r"^(10|100|1,?000)s$", lambda f: many[f[1]] if around.after == "of" else None)
     rule(".", r"(?<![\w.,$€£-])\.(\d{1,5})(?![\d.]|,\d)", lambda f: f"point {spoken.digits(f[1])}")
-    million = rf"^({spoken.pattern})m$"
-    rule(
-        "m",
-        million,
-        lambda f: f"{spoken.said(f[1])} million" if around.after.rstrip(".,;:") in spoken.words("counted") else None,
-    )
+    million, counted = rf"^({spoken.pattern})m$", spoken.words("counted")
+    rule("m", million, lambda f: f"{spoken.said(f[1])} million" if around.after.rstrip(".,;:") in counted else None)
     screen = r"(?<![\w.,-])(\d{3,4})[x×](\d{3,4})(?![\w×]|[.,]\d)"
 
     def side(written: str) -> str:
-        return (
-            _pairs(spoken, written) if len(written) == 4 and written[1] + written[2] != "00" else spoken.said(written)
-        )
+        return _pairs(spoken, written) if re.fullmatch(r"\d(?!00)\d{3}", written) else spoken.said(written)
 
     rule("x×", screen, lambda f: f"{side(f[1])} by {side(f[2])}")
     rule(".", r"(?<=[\d½¼¾⅓⅔⅛] )(tsp|tbsp|oz|lb)\.$", lambda f: f[1] if around.after[:1].islower() else None)
@@ -303,11 +285,9 @@ def _units(spoken: Spoken, rule: Rules) -> None:
     number = spoken.pattern
     names = spoken.unit_names
     rates(spoken, "per", rule)
-    rule(
-        "-",
-        rf"(?<![\w.,/])({number})-({names})(?![\w²³/.']|-\d)",
-        lambda f: f"{spoken.said(f[1])}-{spoken.units[f[2]][0]}" if f[2] not in ("°", "h", "s") else None,
-    )
+    long = ends_of(unit for unit in spoken.units if unit not in ("%", "°", "h", "s"))
+    adjective = rf"(?<![\w.,/])({number})-({long})(?![\w²³/.']|-\d)"
+    rule("-", adjective, lambda f: f"{spoken.said(f[1])}-{spoken.units[f[2]][0]}")
 
     @rule(initials(spoken.units), rf"^({number}) ?({names})$")
     def size(found: re.Match[str]) -> str | None:
@@ -344,12 +324,8 @@ def _years(spoken: Spoken, rule: Rules) -> None:
     def say(found: re.Match[str]) -> str | None:
         before, after = around.word_before(found), around.word_after(found)
         raw = (found.string[: found.start()].split() or [around.before])[-1]
-        many = (
-            after.endswith("s")
-            and after.islower()
-            and after not in spoken.words("singular_s")
-            and not after.endswith("'s")
-        )
+        many = after.endswith("s") and after.islower() and not after.endswith("'s")
+        many = many and after not in spoken.words("singular_s")
         if before in ("h1", "h2", "fy"):
             return spoken.year(found[1])
         if many or after.lower() in spoken.words("no_year") or after in spoken.units or after in ("USD", "EUR", "GBP"):
@@ -365,6 +341,9 @@ def _years(spoken: Spoken, rule: Rules) -> None:
 
 
 class Language(Spoken):
+    first = _first
+    last = _last
+    years_last = _years
     ordinal_ends = r"(?:st|nd|rd|th)\b"
 
     def __init__(self, code: str):
@@ -379,7 +358,7 @@ class Language(Spoken):
         return "euros" if said == "euro" else said
 
     def currency(self, sign: str) -> str:
-        """ "kr" may be one of five."""
+        """The sign "kr" may be one of five."""
         return "" if sign == "kr" else super().currency(sign)
 
     def king(self, number: str, is_queen: bool) -> str:
@@ -398,16 +377,6 @@ class Language(Spoken):
         if held.lower() in ("a.m.", "p.m.", "sq."):
             return word in ("–", "-", "ft", "mi", "km")
         return held[-1] == "," and bool(re.fullmatch(r"\d{4}", word))
-
-    def first(self, rule: Rules) -> None:
-        _first(self, rule)
-        sign_rules(self, rule)
-
-    def years_last(self, rule: Rules) -> None:
-        _years(self, rule)
-
-    def last(self, rule: Rules) -> None:
-        _last(self, rule)
 
     def named_months(self, months: str, rule: Rules) -> None:
         lower = "|".join(name.lower() for name in self.months if name not in ("March", "May"))

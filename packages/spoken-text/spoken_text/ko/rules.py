@@ -57,15 +57,6 @@ class Language(EastAsian):
     def dialled(self, written: str) -> str:
         return super().dialled(written).replace("영", "공")
 
-    def counted(self, value: str, unit: str, mark: str = "") -> str | None:
-        is_currency = len(unit) == 3 and unit.isupper()
-        form = self.units.get(unit, ("",))[0]
-        return (
-            super().counted(value, unit, mark)
-            if is_currency or "{}" in form
-            else (f"{self.cardinal(value, mark)} {form}" if form else None)
-        )
-
     def range(self, first: str | None, last: str | None) -> str | None:
         return f"{first}{self.to} {last}" if first and last else None
 
@@ -84,9 +75,7 @@ class Language(EastAsian):
         super()._dates(rule)
 
     def own(self, rule: Rules) -> None:
-
-        def say(written: str) -> str:
-            return self.cardinal(written)
+        say = self.cardinal
 
         def ordinal(found: re.Match[str]) -> str:
             return say(found[1]) + (f"{self.to} {say(found[2])}" if found[2] else "")
@@ -122,23 +111,15 @@ class Language(EastAsian):
             number = int(found[1])
             return f"{native(number) if number < 100 else say(found[1])} 번째" if 0 < number < 10**12 else None
 
-        @rule("", r"(?<![\w.,/-])\d{3,20}(?![\w]|[.,:/-]\d|[가-힣]?원)")
-        def dialled(found: re.Match[str]) -> str | None:
-            if not _DIALLED.search(self.around.ahead(found)):
-                return None
-            return self.digits(found[0]).replace("영", "공")
+        written = r"(?<![\w.,/-])\d{3,20}(?![\w]|[.,:/-]\d|[가-힣]?원)"
+        rule("", written, lambda f: self.dialled(f[0]) if _DIALLED.search(self.around.ahead(f)) else None)
+        emergency = r" ?(?:에 ?|로 ?)?(?:신고|구급|구조|종합|상황실|대원|소방|전화)"
 
-        emergency = r"(?= ?(?:에 ?|로 ?)?(?:신고|구급|구조|종합|상황실|대원|소방|전화))"
-        rule(
-            "",
-            rf"(?<![\w.,/-])(?:11[0-9])(?:{emergency}|(?=에$|로$|$))",
-            lambda f: (
-                self.digits(f[0]).replace(" ", "")
-                if re.match(emergency, self.around.behind(f))
-                or self.around.after.startswith(("신고", "구급", "구조", "종합", "대원", "상황"))
-                else None
-            ),
-        )
+        @rule("", rf"(?<![\w.,/-])11[0-9](?={emergency}|에$|로$|$)")
+        def helped(found: re.Match[str]) -> str | None:
+            called = re.match("신고|구급|구조|종합|대원|상황", self.around.after)
+            called = called or re.match(emergency, self.around.behind(found))
+            return self.digits(found[0]).replace(" ", "") if called else None
 
         @rule("-", r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/=-]| ?=)")
         def score(found: re.Match[str]) -> str | None:
@@ -148,9 +129,7 @@ class Language(EastAsian):
                 return f"{say(found[1])} 대 {say(found[2])}"
             return keep(found[0]) if int(found[1]) >= int(found[2]) else None
 
-        written = (
-            r"(?<![\w.,])(\d{1,3}) ?대 ?(\d{1,3})(?![\w.,]|\d)(?! ?(?:명|개|대|시|년|월|일|분|원|만|번|살|세|권|장))"
-        )
+        written = r"(?<![\w.,])(\d{1,3}) ?대 ?(\d{1,3})(?![\w.,]|\d)(?! ?[명개대시년월일분원만번살세권장])"
         rule("대", written, lambda f: f"{say(f[1])} 대 {say(f[2])}")
 
         @rule("대", rf"(?<![\w.,:/~-])([1-9]\d{{0,2}}) ?대(?=(?:{self.any_of('particles')}){{0,2}}(?![가-힣0-9]))")
@@ -169,10 +148,9 @@ class Language(EastAsian):
         def numbered(found: re.Match[str]) -> str | None:
             """Exit 3, or three times."""
             next_word = found.string[found.end() :].strip() or self.around.after
-            named = re.match(rf"(?:{self.any_of('numbered')})", next_word) or self.around.word_before(found).endswith(
-                "반"
-            )
-            named = named or self.around.word_before(found).rstrip("은는이가") in self.words("named_number")
+            before = self.around.word_before(found)
+            named = re.match(self.any_of("numbered"), next_word) or before.endswith("반")
+            named = named or before.rstrip("은는이가") in self.words("named_number")
             if not named and next_word[:1] in ("을", "를"):
                 return keep(found[0])
             return f"{say(found[1])} 번" if named else None
@@ -207,8 +185,8 @@ class Language(EastAsian):
         def sino(found: re.Match[str]) -> str:
             if found[2] and "-" in found[0][1:] and not rises(found[2], found[3]):
                 return keep(found[0])
-            last = self.cardinal(self.value(found[3]))
-            last = f"{self.cardinal(self.value(found[2]))}{self.to} {last}" if found[2] else last
+            last = self.said(found[3])
+            last = f"{self.said(found[2])}{self.to} {last}" if found[2] else last
             return self.minus + last if found[1] else last
 
         particles = self.any_of("particles")

@@ -206,9 +206,8 @@ class Language(European):
             return number(value, case) if case != "n" and value[0] != "0" else said
         if value[0] == "0":
             return said
-        case, gender = (
-            self._singular(words, before) if is_one(value) and not in_range else self._plural(words, value, before)
-        )
+        one = is_one(value) and not in_range
+        case, gender = self._singular(words, before) if one else self._plural(words, value, before)
         if case == "place":
             return self._place(value, noun) or keep(found[0])
         return number(value, case, gender) if case else keep(found[0])
@@ -216,12 +215,8 @@ class Language(European):
     def _one_of(self, found: re.Match[str], value: str, said: str) -> str:
         """1 из 5 женщин"""
         noun = self.around.after.strip("\"'»)”.,;:!?…")
-        if (
-            not re.fullmatch("[а-яё]{3,}", noun)
-            or noun in self.words("no_noun")
-            or re.search("[оеё]в$", noun)
-            or noun == "человек"
-        ):
+        is_noun = re.fullmatch("[а-яё]{3,}", noun) and not re.search("[оеё]в$|^человек$", noun)
+        if not is_noun or noun in self.words("no_noun"):
             return said
         singulars = {noun, noun + "а", noun + "я", re.sub("ий$", "ия", noun), re.sub("[её]к$", "ка", noun)}
         return number(value, "n", "f") if singulars & self.words("feminine") else keep(found[0])
@@ -235,26 +230,14 @@ class Language(European):
         first = words[0] if words else ""
         more = 2 if len(words) > 1 and (_ADJECTIVE.fullmatch(first) or _ADJECTIVE_ONE.fullmatch(first)) else 1
         found_words = [word.strip("\"'»)”.,;:!?…") for word in words[:more]]
-        if (
-            not all(re.fullmatch(r"[а-яё-]+", word) for word in found_words)
-            or found_words[-1:]
-            and found_words[-1] in self.words("no_noun")
-        ):
-            return []
-        return found_words
+        are_words = all(re.fullmatch(r"[а-яё-]+", word) for word in found_words)
+        return found_words if are_words and self.words("no_noun").isdisjoint(found_words[-1:]) else []
 
     def _fraction(self, found: re.Match[str], value: str, noun: str, said: str) -> str:
         case = self.case_before(self.around.word_before(found))
         if case == "d":
             return keep(found[0])
-        if (
-            case != "g"
-            and noun
-            and re.search("[аяыи]$", noun)
-            and value.endswith(".5")
-            and value != "0.5"
-            and len(value) < 5
-        ):
+        if case != "g" and re.search("[аяыи]$", noun) and re.fullmatch(r"\d\d?\.5", value) and value != "0.5":
             feminine = noun[-1] in "ыи"
             if value == "1.5":
                 return "полторы" if feminine else "полтора"
@@ -291,13 +274,8 @@ class Language(European):
     def _singular(self, words: list[str], before: str) -> tuple[str, str]:
         noun, first, end = words[-1], words[0], words[-1][-1]
         case = self.case_before(before)
-        known = (
-            "f"
-            if noun in self.words("feminine") or noun.endswith(("ость", "ция"))
-            else "m"
-            if noun in self.words("masculine")
-            else ""
-        )
+        known = "m" if noun in self.words("masculine") else ""
+        known = "f" if noun in self.words("feminine") or noun.endswith(("ость", "ция")) else known
         if re.sub("[аеоу]$", "", noun) in self.table("places"):
             return ("place", "") if end == "е" and before in ("в", "на") else ("", "")
         if case == "g":
@@ -305,13 +283,10 @@ class Language(European):
                 return "g", "f"
             return ("g", "m") if end in "ая" else ("", "")
         if end in "ую":
-            if case == "d" or (
-                case == "a" and before == "по" and re.sub("[ую]$", "а", noun) not in self.words("feminine")
-            ):
+            nominative = {re.sub("у$", "а", noun), re.sub("ю$", "я", noun)}
+            if case == "d" or (before == "по" and re.sub("[ую]$", "а", noun) not in self.words("feminine")):
                 return "d", "m"
-            accusative = {re.sub("у$", "а", noun), re.sub("ю$", "я", noun)} & self.words("feminine") or first.endswith(
-                ("ую", "юю")
-            )
+            accusative = nominative & self.words("feminine") or first.endswith(("ую", "юю"))
             return ("a", "f") if accusative else ("", "")
         if re.search("[оеё]м$", noun) and before in ("с", "со", "перед", "над", "под", "между"):
             return "i", "m"
@@ -355,22 +330,17 @@ class Language(European):
         rule(":", rf"(?<![\w.,:/-]){clock}(?![\w:/]|[.,]\d)", self._time)
         decade = r"(?<![\w.,:/-])(\d{2,4}0)-(е|х|м|ми) (гг\.?|годы|годов|годах|годам)(?!\w)"
         rule("-", decade, self._decade)
-        rule(
-            "-–",
-            r"(?<![\w.,:/-])(1[1-9]\d\d|20\d\d) ?[–-] ?(1[1-9]\d\d|20\d\d)(?![\w%]|[.,]\d|[:/–-]\d| ?(?:г|[$€₽°%]))",
-            self._years,
-        )
+        year, ends = r"(1[1-9]\d\d|20\d\d)", r"(?![\w%]|[.,]\d|[:/–-]\d| ?(?:г|[$€₽°%]))"
+        rule("-–", rf"(?<![\w.,:/-]){year} ?[–-] ?{year}{ends}", self._years)
         rule("к", r"(?<=\d) кв\. ?(к?м)(?!\w)", lambda f: f" {f[1]}²")
         rule("(", r"(?<=\()(1[1-9]\d\d|20[0-3]\d)(?=\))", lambda f: self.ordinal(f[1]).removeprefix("одна "))
         written = r"(?<![\w.,:/-])(?:0[1-9]|[12]\d|3[01])\.(?:0[1-9]|1[0-2])(?![\w]|[.,]\d| ?[%€$₽])"
-        rule(".", written, lambda f: self._short(f))
+        # 12.05: a day or a decimal; after "в" a time.
+        rule(".", written, lambda f: None if self.around.word_before(f) == "в" else keep(f[0]))
         rule(".", r"(?<![\w.,])[1-9]\d{0,2}\.\d{3}(?![\w.,])", lambda f: keep(f[0]))  # thousands or thousandths
         rule(",", r"(?<![\w.,])\d+,\d+(?=-[а-яё])", lambda f: keep(f[0]))
         rule("/", r"(?<![\w.,:/–-])1/([2-9])(?![\w/]|[.,]\d|-\d)", self._part)
-        parts = "этаж|комнатн|процентн|летн|лети|дневн|часов|минутн|секундн|кратн|местн|метров|километров|килограммов"
-        parts += "|тонн|литров|страничн|зв[её]здочн|томн|серийн|тысячн|миллионн|рубл[её]в|битн|ядерн|значн|мерн|дюймов"
-        parts += "|балльн|недельн|месячн|процентн|градусн|цилиндров|колесн|колёсн|ступенчат|бальн|долларов"
-        rule("", rf"(?<![\w.,–-])([1-9]\d{{0,2}})-?(?=(?:{parts}))", self._compound)
+        rule("", rf"(?<![\w.,–-])([1-9]\d{{0,2}})-?(?=(?:{self.any_of('compounds')}))", self._compound)
         rule("-", r"(?<![\w.,-])(\d{1,2})-ти(?!\w)", lambda f: number(f[1], "g"))
         rule("+", r"(?<![\w.,])(\d{1,2})\+(?=\s|$|[,.;:!?)])", lambda f: f"{self.cardinal(f[1])} плюс")
 
@@ -389,10 +359,6 @@ class Language(European):
         if not first or not last or self.around.word_before(found) not in ("с", "со"):
             return None
         return f"{self.ordinal(str(first), case='g')} по {self.ordinal(str(last))}"
-
-    def _short(self, found: re.Match[str]) -> str | None:
-        """12.05: a day or a decimal; after "в" a time."""
-        return None if self.around.word_before(found) == "в" else keep(found[0])
 
     def _compound(self, found: re.Match[str]) -> str:
         """десятилетний, двадцатиэтажный, столетие"""
@@ -458,15 +424,7 @@ class Language(European):
         if not all(values):
             return None
         inside = before in ("в", "во", "о", "об", "при", "на")
-        case = (
-            "p"
-            if inside
-            else "g"
-            if before in self.words("genitive")
-            else "d"
-            if before in self.words("dative")
-            else "n"
-        )
+        case = "p" if inside else self.case_before(before).replace("a", "n")
         if noun.endswith("."):
             if case == "n" and re.fullmatch("[а-яё]+", before):
                 case = "a" if before in self.words("accusative") else "g"
@@ -496,11 +454,8 @@ class Language(European):
             bare = written.strip() == "г"
             case = {"года": "g", "годом": "i", "год": "n"}.get(written)
             if not case:
-                case = (
-                    "g"
-                    if before in self.words("year_genitive") | self.words("year_months")
-                    else self.table("year_cases").get(before, "n")
-                )
+                is_genitive = before in self.words("year_genitive") | self.words("year_months")
+                case = "g" if is_genitive else self.table("year_cases").get(before, "n")
                 if written == "г." and case == "n" and year < "1100":
                     return None
                 if bare and case == "n":  # grams or a year

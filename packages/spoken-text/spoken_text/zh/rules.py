@@ -93,18 +93,18 @@ class Language(EastAsian):
     def is_small(self, top: int, bottom: int) -> bool:
         return bottom < 7 or bottom in (8, 10)
 
+    def behind(self, found: re.Match[str], characters: str) -> bool:
+        """Does one of the characters stand behind the match?"""
+        return self.around.behind(found)[:1] in tuple(characters)
+
     def own(self, rule: Rules) -> None:
         number = self.pattern
 
-        @rule("", r"(?<![\w.,/-])\d{3,20}(?: \d{3,8}){0,5}(?![\w]|[.,:/-]\d| \d)")
-        def named(found: re.Match[str]) -> str | None:
-            if not _NUMBERED.search(self.around.ahead(found)):
-                return None
-            return "，".join(map(digits, found[0].split()))
-
-        rule("(", r"\((0\d{2,3})\) ?(\d{7,8})(?![\w-])", lambda f: f"{digits(f[1])}，{digits(f[2])}")
+        written = r"(?<![\w.,/-])\d{3,20}(?: \d{3,8}){0,5}(?![\w]|[.,:/-]\d| \d)"
+        rule("", written, lambda f: self.dialled(f[0]) if _NUMBERED.search(self.around.ahead(f)) else None)
+        rule("(", r"\((0\d{2,3})\) ?(\d{7,8})(?![\w-])", lambda f: self.dialled(f[0]))
         written = r"(?<![\w.,/-])[45]\d\d(?![\w.,/-])"
-        rule("", written, lambda f: digits(f[0]) if self.around.behind(f)[:1] in ("错", "状") else None)
+        rule("", written, lambda f: digits(f[0]) if self.behind(f, "错状") else None)
         rule("HQhq", r"(?<![\w.,/-])(?:19|20)\d\d(?=[QqHh][1-4](?!\w))", lambda f: digits(f[0]))
         rule("秒", r"(?<=\d秒)\d\d(?![\d.])", lambda f: digits(f[0]))
         rule(".", r"(?<=\d)\.00?(?= ?(?:元|美元|欧元|英镑|港元|日元))", lambda f: Kept())
@@ -113,22 +113,15 @@ class Language(EastAsian):
         rule("号国室房號路", written, lambda f: digits(f[1]))
         rule("-", r"(?<![\w.,/-])(7[0-8]7)-([1-9]00)(?![\w.,/-])", lambda f: f"{digits(f[1])}，{cardinal(int(f[2]))}")
 
-        rule(
-            ".",
-            r"(?<![\w.,/-])(?:5\.1|10\.1)(?![\w.,/-])",
-            lambda f: (
-                {"5.1": "五一", "10.1": "十一"}[f[0]]
-                if self.around.behind(f)[:1] in ("假", "国", "黄", "长", "小", "劳")
-                else None
-            ),
-        )
+        holidays = {"5.1": "五一", "10.1": "十一"}
+        written = r"(?<![\w.,/-])(?:5\.1|10\.1)(?![\w.,/-])"
+        rule(".", written, lambda f: holidays[f[0]] if self.behind(f, "假国黄长小劳") else None)
         rule("-", r"(?<![\w.,/-])(\d{1,2})-(\d{3,4})(?=室|房|号)", lambda f: f"{cardinal(int(f[1]))}-{digits(f[2])}")
         rule("后後", r"(?<![\w.,/-])(?:[5-9][05]|0[05]|10)(?=[后後](?!期))", lambda f: digits(f[0]))
         rule("·", r"(?<![\w.,/-])([1-9]\d?)·(\d{1,2})(?![\w.·])", lambda f: digits(f[1] + f[2]))
 
-        @rule("", r"(?<![\w.,/-])(?:911|618|315|818|1111|1212)(?![\w.,/-])")
-        def event(found: re.Match[str]) -> str | None:
-            return digits(found[0]) if self.around.behind(found)[:1] in ("事", "恐", "购", "大", "晚") else None
+        written = r"(?<![\w.,/-])(?:911|618|315|818|1111|1212)(?![\w.,/-])"
+        rule("", written, lambda f: digits(f[0]) if self.behind(f, "事恐购大晚") else None)
 
         @rule("", r"(?<![\w.,/])(-?)([1-9]\d{0,2})(?:-(\d00))?(?![\w.,/-]|米|元)")
         def model(found: re.Match[str]) -> str | None:
@@ -143,11 +136,9 @@ class Language(EastAsian):
         rule("元", rf"[¥￥] ?({number}(?: ?[万亿])?)(?= ?元)", lambda f: f[1])
         self._years(rule)
         self._ratios(rule)
-        rule("‰", rf"({number}) ?‰", lambda f: f"千分之{self.cardinal(self.value(f[1]))}")
-        written = (
-            r"(?<=[里米克升元斤吨次人])/(?=小时|分钟|秒|天|日|人|月|年|个|件|斤|公|平|立|吨|米|次|瓶|份|晚|升|单|间)"
-        )
-        rule("/", written, lambda f: "每")
+        rule("‰", rf"({number}) ?‰", lambda f: f"千分之{self.said(f[1])}")
+        per = "小时|分钟|[秒天日人月年个件斤公平立吨米次瓶份晚升单间]"
+        rule("/", rf"(?<=[里米克升元斤吨次人])/(?={per})", lambda f: "每")
         rule("Pp", r"(?<![\w.,])\d{3,4}(?=[pP](?![A-Za-z]))", lambda f: digits(f[0]))
         # 图1-2 may be one figure or two.
         tables = ("图", "圖", "表", "例", "式", "题")
@@ -160,58 +151,37 @@ class Language(EastAsian):
         rule("学學年财財赛賽", written, lambda f: f"{digits(f[1])}{self.to}{digits(f[2])}")
         rule("学學年财財赛賽", rf"(?<![\w.,/-])((?:19|20)\d\d){season}", lambda f: digits(f[1]))
 
-        @rule("年", r"(?<![\w.,/-])\d{1,4}(?=年)")
-        def era(found: re.Match[str]) -> str | None:
-            return digits(found[0]) if self.around.ahead(found).endswith(("公元", "公元前", "西元", "西元前")) else None
+        era = re.compile("[公西]元前?$")
+        written = r"(?<![\w.,/-])\d{1,4}(?=年)"
+        rule("年", written, lambda f: digits(f[0]) if era.search(self.around.ahead(f)) else None)
 
         @rule("年", r"(?<![\w.,/-])([1-9]\d{3})(?=年)")
         def lasting(found: re.Match[str]) -> str | None:
             """1500年前 are a count, 1949年前 is a year."""
             year, right = found[1], self.around.behind(found)[1:]
             recent = year[:2] in ("19", "20") and year not in ("1900", "2000")
-            if not recent and (right[:1] in ("前", "历", "歷", "后", "後", "间", "間") or right[:2] == "的历"):
-                return self.cardinal(year)
-            counts = not recent and year.endswith("00") and _LASTS.search(self.around.ahead(found))
-            return self.cardinal(year) if counts else None
+            counts = re.match("[前历歷后後间間]|的历", right)
+            counts = counts or year.endswith("00") and _LASTS.search(self.around.ahead(found))
+            return self.cardinal(year) if counts and not recent else None
 
         @rule("年", r"(?<![\w.,/-])[89][1-9](?=年(?!\d|代|级))")
         def short(found: re.Match[str]) -> str | None:
             """97年 may be a year or a time of 97 years."""
             left, right = self.around.ahead(found), self.around.behind(found)[1:]
-            if _LASTS.search(left) or right[:1] in ("多", "来", "來", "历", "间", "前", "后"):
+            if _LASTS.search(left) or re.match("[多来來历间前后]", right):
                 return None
-            if right[:1] in (
-                "出",
-                "生",
-                "毕",
-                "入",
-                "参",
-                "春",
-                "夏",
-                "秋",
-                "冬",
-                "底",
-                "初",
-                "款",
-                "版",
-            ) or left.endswith(("在", "从", "自", "于", "是", "到")):
-                return digits(found[0])
-            return keep(found[0])
+            is_year = re.match("[出生毕入参春夏秋冬底初款版]", right) or re.search("[在从自于是到]$", left)
+            return digits(found[0]) if is_year else keep(found[0])
 
     def _ratios(self, rule: Rules) -> None:
         number = self.pattern
 
         @rule(":：", rf"(?<![\w.,:/-])({number})[:：]({number})(?![\w:]|-\d)")
         def ratio(found: re.Match[str]) -> str | None:
-            first, last = found[1], found[2]
-            named = _RATIO.search(self.around.ahead(found))
-            won = (
-                self.around.ahead(found).endswith(("以", "以总比分"))
-                and self.around.behind(found).lstrip()[:1] in self.won
-            )
-            if not named and not won and ("." not in last or first[0] == "0"):
-                return None
-            return f"{self.cardinal(self.value(first))}比{self.cardinal(self.value(last))}"
+            left, right = self.around.ahead(found), self.around.behind(found).lstrip()[:1]
+            sure = _RATIO.search(left) or (left.endswith(("以", "以总比分")) and right in self.won)
+            sure = sure or ("." in found[2] and found[1][0] != "0")
+            return f"{self.said(found[1])}比{self.said(found[2])}" if sure else None
 
         @rule("-", r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/=-]| ?=)(?! ?[%°元])")
         def score(found: re.Match[str]) -> str | None:
@@ -224,7 +194,7 @@ class Language(EastAsian):
     def counters(self, rule: Rules) -> None:
         """Years, counters, codes and 11-digit telephone numbers."""
         written = r"(?<![\d.,])1[3-9]\d([ -]?)\d{4}\1\d{4}(?!\d)"
-        rule("", written, lambda f: "，".join(map(digits, re.findall(r"\d+", f[0]))))
+        rule("", written, lambda f: self.dialled(f[0]))
         code = re.compile("[打拨撥话話编編]")
         rule("", r"^\d{3,12}(?!\d|[.,:/-]\d)", lambda f: digits(f[0]) if code.fullmatch(self.around.before) else None)
         written = r"(?<=[A-Za-z])-?\d{3,}(?![\d.,])"
@@ -243,9 +213,6 @@ class Language(EastAsian):
         def counted(found: re.Match[str]) -> str | None:
             ahead = found.string[: found.start()]
             if "第" in ahead or (self.around.before in ("第", "、") and not ahead):
-                return self.cardinal(self.value(found[2]))
-            said = self._before_counter(found[2])
-            return f"{self._before_counter(found[1])}{self.to}{said}" if found[1] else said
-
-    def _before_counter(self, written: str) -> str:
-        return "两" if written == "2" else self.said(written)
+                return self.said(found[2])
+            first, last = ("两" if written == "2" else written and self.said(written) for written in found.groups())
+            return f"{first}{self.to}{last}" if first else last
