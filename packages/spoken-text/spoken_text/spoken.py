@@ -24,6 +24,7 @@ LANGUAGES = {
     "russian": "ru", "chinese": "zh", "japanese": "ja", "korean": "ko",
 }  # fmt: skip
 """Languages whose numbers are read, by the names of languages.py -> their folder."""
+_MARKS = ("decimal", "groups", "point", "minus", "plus", "dot", "at", "to", "date")
 MOST_DIGITS = 15  # a number of more digits is said digit by digit
 
 
@@ -31,7 +32,20 @@ class Spoken:
     """A language. What `words.toml` in its folder says are its words; README.md explains them. A subclass in `rules.py`
     of the same folder has what the language says in its own way, and the rules that no other language has."""
 
-    months: tuple[str, ...] = ()
+    decimal: str  # the mark before a number's decimals
+    groups: str  # the marks that a number may have between its groups of digits
+    point: str  # said for a decimal mark
+    minus: str
+    plus: str
+    dot: str  # said in addresses and versions
+    at: str
+    to: str  # said between the ends of a range
+    date: str  # order and mark of a date in digits, such as "mdy/"
+    units: dict[str, list[str]]  # written form -> spoken forms, "f" behind feminine ones
+    number = ""  # said for "#" before a number
+    one: dict[str, str] = {}  # the number 1 before a noun, by the noun's gender "m" or "f"
+    joined = False  # there is no blank between a number and its noun
+    blank = " "  # between the words of a number, and around `dot`
     openers: frozenset[str] = frozenset()  # words and signs that wait for the number behind them
     followers: frozenset[str] = frozenset()  # words and signs that belong to the number before them
     following: frozenset[str] = frozenset()  # Chinese and Japanese characters for which a number waits
@@ -41,21 +55,9 @@ class Spoken:
         self.around = Around()
         self.reader: Any = None  # `numbers.Numbers`, once it is made
         self._data = data_of(code)
-        given = self._data.get
-        self.decimal: str = given("decimal")  # the mark before a number's decimals
-        self.groups: str = given("groups")  # the marks that a number may have between its groups of digits
-        self.point: str = given("point")  # said for a decimal mark
-        self.minus: str = given("minus")
-        self.plus: str = given("plus")
-        self.dot: str = given("dot")  # said in addresses and versions
-        self.at: str = given("at")
-        self.to: str = given("to")  # said between the ends of a range
-        self.date: str = given("date")  # order and mark of a date in digits, such as "mdy/"
-        self.number: str = given("number", "")  # said for "#" before a number
-        self.one: dict[str, str] = given("one", {})  # the number 1 before a noun, by the noun's gender "m" or "f"
-        self.joined: bool = given("joined", False)  # there is no blank between a number and its noun
-        self.blank: str = given("blank", " ")  # what surrounds `dot`
-        self.units: dict[str, list[str]] = given("units")  # written form -> spoken forms, "f" behind feminine ones
+        for name in ("units", "number", "one", "joined", "blank", *_MARKS):
+            if name in self._data:
+                setattr(self, name, self._data[name])
         self.months = tuple(self._data["lists"].get("months", "").split())
         self._lists = {name: frozenset(words.split()) for name, words in self._data["lists"].items()}
 

@@ -160,8 +160,8 @@ class Language(EastAsian):
             """1500年前 are a count, 1949年前 is a year."""
             year, right = found[1], self.around.behind(found)[1:]
             recent = year[:2] in ("19", "20") and year not in ("1900", "2000")
-            counts = re.match("[前历歷后後间間]|的历", right)
-            counts = counts or year.endswith("00") and _LASTS.search(self.around.ahead(found))
+            counts = year.endswith("00") and _LASTS.search(self.around.ahead(found))
+            counts = counts or re.match("[前历歷后後间間]|的历", right)
             return self.cardinal(year) if counts and not recent else None
 
         @rule("年", r"(?<![\w.,/-])[89][1-9](?=年(?!\d|代|级))")
