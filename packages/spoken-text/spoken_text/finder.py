@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-import regex
-
 from spoken_text.languages import NAMES, codes_of
 from spoken_text.normalize import NormalizerStream
 from spoken_text.sentence import ends_sentence
@@ -50,12 +48,12 @@ _SCRIPTS = {
 }
 """Script -> the normalizer's languages that are written in it; of several that the statistics cannot tell, the likelier
 first. Han stands for a text without kana."""
-_LETTERS = regex.compile(
+_LETTERS = (
     r"(?P<Kana>[\p{Hiragana}\p{Katakana}])|(?P<Hangul>\p{Hangul})|(?P<Han>\p{Han})|(?P<Cyrillic>\p{Cyrillic})"
     r"|(?P<Latin>\p{Latin})|(?P<other>\p{L})"
 )
 # Numbers with their units, addresses, names of programs:
-_NO_WORDS = regex.compile(r"\p{N}+\p{Latin}*|\S*(?:[@/_\\]|\w\.\w)\S*")
+_NO_WORDS = r"\p{N}+\p{Latin}*|\S*(?:[@/_\\]|\w\.\w)\S*"
 _WIDE = 3  # a letter of East Asia says as much as so many others
 
 _WIDE_ENDS = "。！？"  # behind these comes no blank
@@ -130,8 +128,10 @@ def language_of(text: str, candidates: Candidates, clear: Clear = LIKELY) -> str
         text: of any length; its beginning counts.
         clear: when a language counts as found.
     """
-    words = _NO_WORDS.sub(" ", text[:_MOST_SEEN])
-    letters = Counter(found.lastgroup for found in _LETTERS.finditer(words))
+    import regex  # 20 ms, which a text whose language is named does not need
+
+    words = regex.sub(_NO_WORDS, " ", text[:_MOST_SEEN])
+    letters = Counter(found.lastgroup for found in regex.finditer(_LETTERS, words))
     if not letters:
         return None
     for wide in ("Kana", "Hangul", "Han"):

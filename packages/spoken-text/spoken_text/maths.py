@@ -3,6 +3,7 @@ alone, such as `$$...$$`, and citations such as `[1]` or `【4†source】` are 
 
 import re
 
+from spoken_text.spoken import Spoken
 from spoken_text.stage import Stage, is_mark
 
 _LONGEST, _LONGEST_DISPLAYED = 200, 2000  # characters; what is longer is no formula
@@ -16,20 +17,6 @@ _BEGINS = frozenset("\\[$【")
 _BOXES = frozenset("boxed text textbf textit texttt emph underline mathrm mathbf".split())
 _SIGN = re.compile(r"[\\^_=<>+]")
 
-_NAMES = ("=", "+", "-", "×", "/", "²")
-_WORDS = {
-    "english": "equals, plus, minus, times, over, squared",
-    "german": "gleich, plus, minus, mal, durch, Quadrat",
-    "french": "égale, plus, moins, fois, sur, au carré",
-    "spanish": "igual a, más, menos, por, entre, al cuadrado",
-    "italian": "uguale a, più, meno, per, fratto, al quadrato",
-    "portuguese": "igual a, mais, menos, vezes, sobre, ao quadrado",
-    "russian": "равно, плюс, минус, умножить на, делить на, в квадрате",
-    "chinese": "等于, 加, 减, 乘以, 除以, 的平方",
-    "japanese": "イコール, プラス, マイナス, かける, わる, の二乗",
-    "korean": "이퀄, 더하기, 빼기, 곱하기, 나누기, 제곱",
-}
-"""What the signs of `_NAMES` are called. In other languages they stay."""
 _COMMANDS = {"times": "×", "cdot": "×", "div": "/", "pm": "±", "leq": "≤", "geq": "≥", "neq": "≠", "approx": "≈"}
 _SILENT = frozenset("left right text mathrm mathbf mathit displaystyle quad qquad limits".split())
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
@@ -38,9 +25,8 @@ _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 class Maths(Stage):
     """Holds a formula back to its end. A dollar sign before a digit or a blank begins none."""
 
-    def __init__(self, language: str | None):
-        words = _WORDS.get(language or "")
-        self._words = dict(zip(_NAMES, words.split(", "), strict=True)) if words else {}
+    def __init__(self, spoken: Spoken | None):
+        self._words = spoken.table("formula") if spoken else {}  # what signs are called; in other languages they stay
         self._held = ""  # from a sign that may open something
         self._opening = ""  # of _CLOSING, once it is known
         self._left = ""  # the character before

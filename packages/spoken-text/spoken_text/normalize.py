@@ -3,10 +3,10 @@
 import re
 
 from spoken_text.cleaning import Clean, Layout
-from spoken_text.figures import BEFORE_ROMAN
+from spoken_text.figures import before_roman
 from spoken_text.markdown import Markdown
 from spoken_text.maths import Maths
-from spoken_text.spoken import LANGUAGES, language_name
+from spoken_text.spoken import LANGUAGES, Spoken, language_name, spoken_in
 from spoken_text.stage import Stage, is_mark
 from spoken_text.tags import Tags
 from spoken_text.words import Words
@@ -23,7 +23,12 @@ def is_plain(text: str) -> bool:
     one mark after each. Most sentences of a bot are like this."""
     if _PLAIN.fullmatch(text) is None:
         return False
-    return _ROMAN.isdisjoint(text) or not BEFORE_ROMAN.search(text)
+    return _ROMAN.isdisjoint(text) or not before_roman().search(text)
+
+
+def _spoken(language: str | None) -> Spoken | None:
+    name = language_name(language)
+    return spoken_in(name) if name in LANGUAGES else None
 
 
 class NormalizerStream:
@@ -40,8 +45,8 @@ class NormalizerStream:
         """`reads_aloud`: otherwise numbers, addresses and long words stay as they are."""
         self._clean = Clean()
         self._markdown = Markdown()
-        name = language_name(language)
-        maths, words = ([Maths(name)], [Words(LANGUAGES.get(name or ""))]) if reads_aloud else ([], [])
+        spoken = _spoken(language)
+        maths, words = ([Maths(spoken)], [Words(spoken)]) if reads_aloud else ([], [])
         self._may_be_open: list[Tags | Maths | Markdown] = [Tags(), *maths, self._markdown]
         self._stages: list[Stage] = [*self._may_be_open, *words, Layout()]
 
@@ -85,13 +90,13 @@ class NormalizerStream:
 
     def read_in(self, language: str | None) -> None:
         """From here on the text is in this language. Words may not be held back."""
-        name = language_name(language)
+        spoken = _spoken(language)
         for place, stage in enumerate(self._stages):
             if isinstance(stage, Maths):
-                self._stages[place] = self._may_be_open[place] = maths = Maths(name)
+                self._stages[place] = self._may_be_open[place] = maths = Maths(spoken)
                 maths.follow(stage)
             elif isinstance(stage, Words):
-                self._stages[place] = Words(LANGUAGES.get(name or ""))
+                self._stages[place] = Words(spoken)
 
     def _through(self, text: str, first: int) -> str:
         for stage in self._stages[first:]:

@@ -1,16 +1,14 @@
 """What every rule for numbers is made of: a pattern, what to say for it, and what stands around its phrase."""
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 Say = Callable[[re.Match[str]], str | None]
 """What to say for a match. None: another rule may read it."""
 
-Rules = Iterator[tuple[str, Say]]
-
-DASH = "[-–~～〜－−]"
+DASHES = "-–~～〜－−"
 """Between the ends of a range."""
+DASH = f"[{DASHES}]"
 
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
@@ -22,18 +20,28 @@ _DIGIT = re.compile(r"\d")
 _COVERED = re.compile(f"[{chr(_HIDDEN)}-{chr(_HIDDEN + 0xFF)}]")
 
 
-class Language(Protocol):
-    """What a rule needs of `spoken.Spoken`."""
+class Rules:
+    """Collects the rules of a language in their order: a rule sees what those before it have left.
 
-    @property
-    def pattern(self) -> str: ...
-    @property
-    def to(self) -> str: ...
-    @property
-    def minus(self) -> str: ...
-    def cardinal(self, value: str, mark: str = "") -> str: ...
-    def digits(self, digits: str) -> str: ...
-    def value(self, written: str) -> str: ...
+    Attributes:
+        made: of each rule the signs that trigger it, its pattern, and what it says.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[tuple[frozenset[str], str, Say]] = []
+
+    def __call__(self, signs: str, pattern: str, say: Say | None = None) -> Callable[[Say], Say]:
+        """Add a rule. `signs`: characters of which a text must have one for the pattern to match; most phrases lack
+        them, which is quicker to see than that the pattern fails. Empty: any text may match. Without `say` this is a
+        decorator."""
+
+        def add(say: Say) -> Say:
+            self.made.append((frozenset(signs), pattern, say))
+            return say
+
+        if say:
+            add(say)
+        return add
 
 
 class Kept(str):
@@ -86,7 +94,11 @@ class Around:
         return "." if self.after[0].isupper() and not nouns_are_capital else ""
 
 
-def ends_of(words: str) -> str:
-    """A regular expression for any of the words, separated by blanks; "_" stands for a blank."""
-    ordered = sorted((word.replace("_", " ") for word in words.split()), key=len, reverse=True)
-    return "|".join(map(re.escape, ordered))
+def initials(words: Iterable[str]) -> str:
+    """The first characters of the words, as signs of a rule."""
+    return "".join({word[0] for word in words})
+
+
+def ends_of(words: Iterable[str]) -> str:
+    """A regular expression for any of the words, the longest first; "_" stands for a blank."""
+    return "|".join(re.escape(word.replace("_", " ")) for word in sorted(words, key=len, reverse=True))

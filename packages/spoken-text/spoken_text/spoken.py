@@ -1,39 +1,37 @@
-"""How each language says numbers, units, dates and times: tables, plus num2words."""
+"""How a language says numbers, units, dates and times: the words of its folder, its own class there, and num2words."""
 
 import re
-from dataclasses import dataclass, field, replace
+import threading
+import tomllib
 from decimal import Decimal
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from spoken_text import chinese, currency, korean
-from spoken_text.agreement import feminine
+from spoken_text import currency
 from spoken_text.errors import LanguageError
 from spoken_text.languages import NAMES, primary_subtag
-from spoken_text.units import UNITS
+from spoken_text.rule import Around, Rules, ends_of, initials
 
 try:
     from num2words import num2words
 except ModuleNotFoundError:  # it is under the LGPL, so everything but normalize="auto" works without it
     num2words = None
 
-_SPANISH_TEENS = dict(
-    zip(
-        map(str, range(11, 20)),
-        "undécimo duodécimo decimotercero decimocuarto decimoquinto decimosexto decimoséptimo decimoctavo "
-        "decimonoveno".split(),
-        strict=True,
-    )
-)
-"""Ordinals that num2words gets wrong."""
-_ONE_THOUSAND = re.compile("(?<![一二三四五六七八九])千(?=[万億兆])")
+LANGUAGES = {
+    "english": "en", "german": "de", "french": "fr", "spanish": "es", "italian": "it", "portuguese": "pt",
+    "russian": "ru", "chinese": "zh", "japanese": "ja", "korean": "ko",
+}  # fmt: skip
+"""Languages whose numbers are read, by the names of languages.py -> their folder."""
+_MARKS = ("decimal", "groups", "point", "minus", "plus", "dot", "at", "to", "date")
 MOST_DIGITS = 15  # a number of more digits is said digit by digit
 
 
-@dataclass(frozen=True)
 class Spoken:
-    """A language's words, marks and order of a date."""
+    """A language. What `words.toml` in its folder says are its words; README.md explains them. A subclass in `rules.py`
+    of the same folder has what the language says in its own way, and the rules that no other language has."""
 
-    code: str  # of the language, as num2words has it; "zh", which that lacks, is in chinese.py
     decimal: str  # the mark before a number's decimals
     groups: str  # the marks that a number may have between its groups of digits
     point: str  # said for a decimal mark
@@ -43,13 +41,107 @@ class Spoken:
     at: str
     to: str  # said between the ends of a range
     date: str  # order and mark of a date in digits, such as "mdy/"
-    months: tuple[str, ...] = ()
-    scales: tuple[str, ...] = ()  # words such as "million" between a number and a currency
-    years: frozenset[str] = frozenset()  # words before a year; only for languages that do not say years as counts
-    number: str = ""  # said for "#" before a number
-    one: dict[str, str] = field(default_factory=dict)  # the number 1 before a noun, by the noun's gender "m" or "f"
-    joined: bool = False  # there is no blank between a number and its noun
-    units: dict[str, tuple[str, ...]] = field(default_factory=dict)  # written form -> spoken forms, of `_UNITS`
+    units: dict[str, list[str]]  # written form -> spoken forms, "f" behind feminine ones
+    number = ""  # said for "#" before a number
+    one: dict[str, str] = {}  # the number 1 before a noun, by the noun's gender "m" or "f"
+    joined = False  # there is no blank between a number and its noun
+    blank = " "  # between the words of a number, and around `dot`
+    openers: frozenset[str] = frozenset()  # words and signs that wait for the number behind them
+    followers: frozenset[str] = frozenset()  # words and signs that belong to the number before them
+    following: frozenset[str] = frozenset()  # Chinese and Japanese characters for which a number waits
+
+    def __init__(self, code: str):
+        self.code = code  # as num2words has it
+        self.around = Around()
+        self.reader: Any = None  # `numbers.Numbers`, once it is made
+        self._data = data_of(code)
+        for name in ("units", "number", "one", "joined", "blank", *_MARKS):
+            if name in self._data:
+                setattr(self, name, self._data[name])
+        self.months = tuple(self._data["lists"].get("months", "").split())
+        self._lists = {name: frozenset(words.split()) for name, words in self._data["lists"].items()}
+
+    def words(self, name: str) -> frozenset[str]:
+        """A list of words; empty if the language has none."""
+        return self._lists.get(name, frozenset())
+
+    def table(self, name: str) -> dict[str, Any]:
+        """A table of words; empty if the language has none."""
+        return self._data.get(name, {})
+
+    def any_of(self, name: str) -> str:
+        """A regular expression for any word of a list."""
+        return ends_of(self.words(name))
+
+    @cached_property
+    def unit_names(self) -> str:
+        """A regular expression for any unit but the percent sign."""
+        return ends_of(unit for unit in self.units if unit != "%")
+
+    # ---------------------------------------------------------------- rules of this language alone
+
+    def _no_rules(self, rule: Rules) -> None:
+        """Where `Numbers` asks for rules of this language alone, most languages have none."""
+
+    first = _no_rules  # what no shared rule may take apart
+    second = _no_rules  # the same behind the rules for names, addresses and signs
+    later = _no_rules  # behind telephone numbers
+    years_first = _no_rules  # years with a word that says so
+    headed = _no_rules  # ordinals that begin a line and no list
+    ordinals = _no_rules
+    years_last = _no_rules  # years that nothing but their place tells from counts
+    counters = _no_rules  # numbers before words that count things
+    last = _no_rules  # what is read once amounts are words
+
+    def named_months(self, months: str, rule: Rules) -> None:
+        """Days before the name of a month, which is one of `months`, a regular expression."""
+        if self.months:
+            first = self._data.get("first_day") or self.cardinal("1")
+            rule(initials(self.months), rf"(?<!\d)1(?:er|º|°)?(?= (?:de )?(?:{months})\b)", lambda f: first)
+
+    # ---------------------------------------------------------------- words that belong together
+
+    def begins(self, word: str) -> bool:
+        """May a number follow this word, such as "art." or "+"?"""
+        return False
+
+    def holds(self, word: str, held: str) -> bool:
+        """Is the word, behind the word `held`, needed to tell what a number agrees with?"""
+        return False
+
+    def follows(self, word: str, held: str) -> bool:
+        """Does the word belong to `held`, the word before it?"""
+        return False
+
+    def is_roman(self, word: str) -> bool:
+        """May the word be a Roman numeral whose meaning the words around tell?"""
+        return False
+
+    # ---------------------------------------------------------------- numbers that agree with the words around them
+
+    def agree(self, found: re.Match[str], value: str, said: str, in_range: bool = False) -> str:
+        """The words for a number as they are at this place. `said`: as they are alone."""
+        return said
+
+    def measured(self, found: re.Match[str], value: str, forms: list[str], gender: str) -> str | None:
+        """A number with a noun, both in their case; None if the nominative says it."""
+        return None
+
+    def money_at(self, found: re.Match[str], sign: str, written: str, scale: str | None) -> str | None:
+        """The same for money."""
+        return None
+
+    def scaled_at(self, found: re.Match[str], written: str, scale: str) -> str | None:
+        """The same for a power of ten."""
+        return None
+
+    def range_at(
+        self, found: re.Match[str], first: str, last: str, noun: str = "", scale: str | None = None
+    ) -> str | None:
+        """The same for a range."""
+        return None
+
+    # ---------------------------------------------------------------- numbers
 
     @cached_property
     def pattern(self) -> str:
@@ -92,45 +184,129 @@ class Spoken:
             return written.replace(",", ".")
         return written.replace(self.decimal, ".")
 
+    def said(self, written: str) -> str:
+        """A written number in words."""
+        return self.cardinal(self.value(written), mark_of(written))
+
     def cardinal(self, value: str, mark: str = "") -> str:
         """A number in words, from its canonical form. `mark` is the decimal mark that was written."""
         whole, _, decimals = value.partition(".")
-        if len(whole) > MOST_DIGITS or (len(whole) > 1 and whole[0] == "0"):
-            said = self.digits(whole)
-        else:
-            said = chinese.cardinal(int(whole)) if self.code == "zh" else num2words(int(whole), lang=self.code)
-            if self.code == "es":
-                said = re.sub(r"uno(?= mil\b)", "un", said).replace("veintiun ", "veintiún ")
-            elif self.code == "ja":
-                said = _ONE_THOUSAND.sub("一千", said)
-            elif self.code == "pt":  # as most of its speakers say it: dezenove, um bilhão
-                said = num2words(int(whole), lang="pt_BR").replace(",", "")
+        by_digits = len(whole) > MOST_DIGITS or (len(whole) > 1 and whole[0] == "0")
+        said = self.digits(whole) if by_digits else self.whole(int(whole))
         if not decimals:
             return said
-        if self.code == "ru" and len(decimals) <= 3:
-            return num2words(Decimal(value), lang="ru")
-        point = "coma" if self.code == "es" and mark == "," else self.point
-        glue = self.around_dot
-        return f"{said}{glue}{point}{glue}{self.digits(decimals)}"
+        return self.blank.join((said, self.point_of(mark), self.digits(decimals)))
+
+    def whole(self, number: int) -> str:
+        """A whole number in words."""
+        return num2words(number, lang=self.code)
+
+    def point_of(self, mark: str) -> str:
+        """What is said for a decimal mark."""
+        return self.point
 
     def digits(self, digits: str) -> str:
         """The digits in words, one by one."""
-        if self.code == "zh":
-            return chinese.digits(digits)
-        return self.around_dot.join(num2words(int(digit), lang=self.code) for digit in digits)
+        return self.blank.join(num2words(int(digit), lang=self.code) for digit in digits)
 
     def ordinal(self, number: str, **inflection: str) -> str:
-        if self.code == "es" and number in _SPANISH_TEENS:
-            return _SPANISH_TEENS[number]
         return num2words(int(number), lang=self.code, to="ordinal", **inflection)
 
     def year(self, year: str) -> str:
-        """A year in num2words' form. Japanese, Korean and Portuguese say the plain number."""
-        if self.code == "zh":
-            return chinese.digits(year)
-        if self.code in ("ja", "ko", "pt") or len(year) > 4:
-            return self.cardinal(year)
-        return num2words(int(year), lang=self.code, to="year")
+        """A year in num2words' form. Some languages say the plain number."""
+        return self.cardinal(year) if len(year) > 4 else num2words(int(year), lang=self.code, to="year")
+
+    ordinal_ends = ""
+    """A regular expression for what is written behind the digits of an ordinal."""
+
+    def ordinal_at(self, found: re.Match[str]) -> str | None:
+        """The ordinal whose digits are the match's first group."""
+        return self.ordinal(found[1])
+
+    def king(self, number: str, is_queen: bool) -> str:
+        """The ordinal behind a king's or a queen's name."""
+        said = self.ordinal(number)
+        return re.sub("o$", "a", said) if is_queen else said
+
+    @cached_property
+    def declined_kings(self) -> dict[str, tuple[str, str]]:
+        """Names that are not in the nominative -> their case and gender, as num2words has them."""
+        lists = ((kind, case) for kind in ("kings", "queens") for case in "gdaip")
+        return {name: (case, "fm"[kind == "kings"]) for kind, case in lists for name in self.words(f"{kind}_{case}")}
+
+    def dialled(self, written: str) -> str:
+        """A telephone number, digit by digit, with a pause between the groups."""
+        return self._data.get("pause", ", ").join(map(self.digits, re.findall(r"\d+", written)))
+
+    def ratio(self, found: re.Match[str]) -> str:
+        """2:1"""
+        return self.blank.join((self.cardinal(found[1]), self._data["ratio"], self.cardinal(found[2])))
+
+    def part(self, top: int, bottom: int) -> str | None:
+        """A fraction; None if it has no name."""
+        if not (forms := self.table("fractions").get(str(bottom))):
+            return None
+        return f"{self.before_noun(self.cardinal(str(top)), str(top), self.part_gender)} {forms[-1 if top > 1 else 0]}"
+
+    part_gender = "m"
+
+    def with_part(self, whole: str, part: str, is_half: bool) -> str:
+        """A whole number and a fraction."""
+        return f"{self.cardinal(whole)}{self._data['and']}{self._data.get('one_half', part) if is_half else part}"
+
+    @cached_property
+    def scales(self) -> dict[str, tuple[int, list[str]]]:
+        """How a power of ten is written -> the power, and how it is said behind a number."""
+        rows = self.table("scales").items()
+        return {name: (int(power), forms) for power, (names, *forms) in rows for name in names.split()}
+
+    def exact(self, written: str, scale: str | None) -> str | None:
+        """The whole number that number and scale make, if the language says it as one."""
+        if not scale:
+            return None
+        power, forms = self.scales[scale]
+        value = Decimal(self.value(written)).scaleb(power)
+        if forms and (power != 3 or self.code == "ko"):
+            return None
+        return str(int(value)) if value == int(value) and value < 10**15 else None
+
+    def scaled(self, written: str, scale: str | None) -> str | None:
+        """Number and scale in words; None if they cannot be said."""
+        if not scale:
+            return self.said(written)
+        if exact := self.exact(written, scale):
+            return self.cardinal(exact)
+        value, (power, forms) = self.value(written), self.scales[scale]
+        if not forms or (power == 3 and self.code != "ko"):
+            return None
+        if self.joined:
+            return self.before_scale(value) + forms[0]
+        number = self.before_noun(self.said(written), value, self.scale_gender)
+        form = scale if scale in forms and self.one else forms[min(self.scale_form(value), len(forms) - 1)]
+        return f"{number} {form}"
+
+    scale_gender = "m"
+
+    def before_scale(self, value: str) -> str:
+        """A number before a power of ten, in languages without blanks."""
+        return self.cardinal(value)
+
+    def scale_form(self, value: str) -> int:
+        """As `form`, for a power of ten."""
+        return self.form(value)
+
+    def below_zero(self, sign: str | None) -> str:
+        """What is said before a number with this sign."""
+        return (self.minus + ("" if self.joined else " ")) if sign else ""
+
+    def range(self, first: str | None, last: str | None) -> str | None:
+        """A range of what is words already; None if one of its ends is missing."""
+        return f"{first}{self.blank}{self.to}{self.blank}{last}" if first and last else None
+
+    def range_of_counts(self, first: str, last: str) -> str | None:
+        return self.range(first, last)
+
+    # ---------------------------------------------------------------- numbers before nouns
 
     @cached_property
     def nouns(self) -> dict[str, str]:
@@ -139,45 +315,32 @@ class Spoken:
             return {}
         found: dict[str, str] = {}
         for forms in self.units.values():
-            gender = "f" if forms[-1] == "f" else "m"
-            found |= {form: gender for form in forms if form != "f" and " " not in form}
-        for forms in currency.NAMES[self.code].values() if not self.joined else ():
-            if forms[0] == "f":
-                found |= dict.fromkeys(forms[1:3], "f")
+            found |= {form: gender_of(forms) for form in plain(forms) if " " not in form}
+        for forms in self.table("currencies").values():
+            if forms[-1] == "f":
+                found |= dict.fromkeys(forms[:2], "f")
         return found
-
-    @property
-    def around_dot(self) -> str:
-        """What surrounds "dot": a blank, but nothing in Chinese and Japanese."""
-        return "" if self.code in ("zh", "ja") else " "
 
     def counted(self, value: str, unit: str, mark: str = "") -> str | None:
         """A number with a unit of the table, such as "km"; None if the language's table lacks it."""
-        if self.code == "it" and value == "1" and unit in ("h", "ora"):
-            return "un'ora"
         if unit in self.nouns:
             return f"{self.before_noun(self.cardinal(value, mark), value, self.nouns[unit])} {unit}"
         if unit not in self.units:
             return None
-        *forms, last = self.units[unit]
-        gender, forms = ("f", forms) if last == "f" else ("m", [*forms, last])
+        forms = plain(self.units[unit])
         if "{}" in forms[0]:
             return forms[0].format(self.cardinal(value))
-        is_currency = len(unit) == 3 and unit.isupper()
-        glue = "" if self.joined and (self.code != "ko" or is_currency) else " "
         form = forms[min(self.form(value), len(forms) - 1)]
-        if self.code == "zh" and value == "2" and unit[0] != "°":
-            return f"两{form}"
-        return f"{self.before_noun(self.cardinal(value, mark), value, gender)}{glue}{form}"
+        number = self.before_noun(self.cardinal(value, mark), value, gender_of(self.units[unit]))
+        return f"{number}{self.blank}{form}"
+
+    def counted_as(self, written: str, unit: str) -> str | None:
+        """The same for a number as it is written."""
+        return self.counted(self.value(written), unit, mark_of(written))
 
     def form(self, value: str) -> int:
         """Index of the noun's form for a number: 0 for singular, then the others."""
-        if self.code == "ru":
-            tens, ones = int(value.partition(".")[0][-2:]), int(value.partition(".")[0][-1])
-            if "." in value or (ones in (2, 3, 4) and tens not in (12, 13, 14)):
-                return 1
-            return 0 if ones == 1 and tens != 11 else 2
-        return int(float(value) >= 2 if self.code == "fr" else value != "1")
+        return int(value != "1")
 
     def before_noun(self, words: str, value: str, gender: str) -> str:
         """A number as it is before a noun of this gender, "m" or "f"."""
@@ -185,16 +348,17 @@ class Spoken:
             return words
         if value == "1" and self.one:
             return self.one[gender]
-        if self.code == "es":
-            if gender == "f":
-                return feminine("es", words)
-            return re.sub("uno$", "un", re.sub("veintiuno$", "veintiún", words))
-        if gender == "f":
-            if self.code == "ru":
-                return re.sub("два$", "две", re.sub("один$", "одна", words))
-            if self.code in ("pt", "fr"):
-                return feminine(self.code, words)
+        return self.feminine(words) if gender == "f" else self.masculine(words)
+
+    def masculine(self, words: str) -> str:
+        """A number of more than 1 as it is before a masculine noun."""
         return words
+
+    def feminine(self, words: str) -> str:
+        """A number as it is before a feminine noun."""
+        return words
+
+    # ---------------------------------------------------------------- money
 
     def money(self, value: str, sign: str) -> str | None:
         """An amount in a currency, whose sign is such as "$" or "EUR"; None if our table and num2words lack it."""
@@ -216,150 +380,108 @@ class Spoken:
         if not int(cents):
             return said
         coins = f"{self.before_noun(self.cardinal(hundredths), hundredths, 'm')} {small[self.form(hundredths)]}"
-        link = {"de": " und ", "fr": " et ", "es": " con ", "it": " e ", "pt": " e "}.get(self.code, ", ")
-        return f"{said}{link}{coins}" if int(whole) else coins
+        return f"{said}{self._data.get('and_cents', ', ')}{coins}" if int(whole) else coins
 
     def currency(self, sign: str) -> str:
-        """The code of a currency's sign. In Chinese "¥" is the yuan. In English "kr" may be one of five: empty."""
-        if sign == "kr" and self.code == "en":
-            return ""
-        name = currency.SIGNS.get(sign, sign)
-        return "CNY" if name == "JPY" and sign in "¥￥" and self.code == "zh" else name
+        """The code of a currency's sign; empty if the sign may be one of several."""
+        return currency.SIGNS.get(sign, sign)
 
     def many(self, sign: str) -> str:
         """A currency's name behind a large number, with the word that links it; empty if there is none."""
         forms, _, _ = self.forms_of(sign)
-        if not forms:
-            return ""
-        link = {"es": "de ", "it": "di ", "pt": "de ", "fr": "de "}.get(self.code, "")
-        if self.code == "en" and forms[-1] == "euro":
-            return "euros"
-        if self.code == "fr" and forms[-1][0] in "aeiouy":
-            link = "d'"
-        return link + forms[-1]
+        return self._data.get("of", "") + forms[-1] if forms else ""
 
     def forms_of(self, sign: str) -> tuple[list[str], str, list[str]]:
         """A currency's forms, gender and the forms of its hundredth, from our table or from num2words."""
         name = self.currency(sign)
-        if name in currency.NAMES[self.code]:
-            names = list(currency.NAMES[self.code][name])
-            gender = "f" if names[0] == "f" else "m"
-            names = names[1:] if gender == "f" else names
-            count = 1 if self.joined else 3 if self.code == "ru" else 2
-            return names[:count], gender, names[count:]
+        if row := self.table("currencies").get(name):
+            names = plain(row)
+            count = 1 if self.joined else self.many_forms
+            return names[:count], gender_of(row), names[count:]
         try:
-            said = [self._library_money(amount, name) for amount in ("1.01", "2.02", "5.05")]
+            said = [
+                num2words(Decimal(amount), lang=self.code, to="currency", currency=name, separator="|")
+                for amount in ("1.01", "2.02", "5.05")[: self.many_forms]
+            ]
         except NotImplementedError:
             return [], "m", []
         halves = [part.strip() for amount in said for part in amount.split("|")]
         forms = [half.partition(" ")[2] for half in halves]
-        gender = "f" if halves[0].startswith("una ") else "m"
-        if self.code == "ru":
-            return forms[::2], gender, forms[1::2]
-        return forms[:4:2], gender, forms[1:4:2]
+        return forms[::2], "f" if halves[0].startswith("una ") else "m", forms[1::2]
 
-    def _library_money(self, amount: str, name: str) -> str:
-        return num2words(Decimal(amount), lang=self.code, to="currency", currency=name, separator="|")
+    many_forms = 2
+    """How many forms a noun has behind numbers."""
+
+    def amount(self, sign: str, written: str, scale: str | None) -> str | None:
+        """An amount of money as it is written; None if the language lacks the currency or the scale."""
+        sign = sign.rstrip(".") if sign != "Fr." else sign
+        if not scale:
+            return self.money(self.value(written), sign)
+        if exact := self.exact(written, scale):
+            return self.money(exact, sign)
+        words, many = self.scaled(written, scale), self.many(sign)
+        return words + ("" if self.joined else " ") + many if words and many else None
+
+    # ---------------------------------------------------------------- dates and times
+
+    clock_end = ""
+    """A regular expression for what may stand behind a time such as 14:30."""
+    duration_units = ("h", "min", "s")
+
+    def lasting(self, value: str, unit: str) -> str | None:
+        """A part of a duration."""
+        return self.counted(value, unit)
+
+    def dated(self, found: re.Match[str], year: str, month: int, day: str) -> str:
+        """The date of a match."""
+        return self.on_date(year, month, day)
 
     def on_date(self, year: str, month: int, day: str, end: str = "n") -> str:
         """A date in words. `year` may be empty; `end` is what a German ordinal ends with."""
-        if self.code in ("zh", "ja", "ko"):
-            marks = ("년 ", "월 ", "일") if self.code == "ko" else "年月日"
-            named = [(str(month), marks[1]), (str(int(day)), marks[2])]
-            said = self.year(year) + marks[0] if year else ""
-            said += "".join(self.cardinal(part) + mark for part, mark in named)
-            return said.replace("육월", "유월").replace("십월", "시월")  # June and October drop a sound
-        name, link = self.months[month - 1], "de " if self.code in ("es", "pt") else ""
-        behind = f" {link}{self.year(year)}" if year else ""
-        if self.code == "en":
-            return f"{name} {self.ordinal(day)}" + (f", {self.year(year)}" if year else "")
-        if self.code == "ru":
-            behind = f" {self.ordinal(year, case='g')} года" if year else ""
-            return f"{self.ordinal(day, case='g', gender='n')} {name}{behind}"
-        if self.code == "de":
-            return f"{self.ordinal(day)}{end} {name}{behind}"
-        first = {"fr": "premier", "it": "primo", "pt": "primeiro"}.get(self.code)
-        said = first if first and int(day) == 1 else self.cardinal(str(int(day)))
-        return f"{said} {link}{name}{behind}"
+        link = self._data.get("of_month", "")
+        said = self._data["first_day"] if int(day) == 1 and "first_day" in self._data else self.cardinal(str(int(day)))
+        return f"{said} {link}{self.months[month - 1]}" + (f" {link}{self.year(year)}" if year else "")
 
     def at_time(self, hour: str, minute: str, half: str = "") -> str:
         """A time in words. `half` is "AM", "PM" or nothing."""
-        hour, minutes = str(int(hour)), int(minute)
-        hours = self.cardinal(hour)
-        if self.code == "en":
-            said = f"oh {self.cardinal(str(minutes))}" if minutes < 10 else self.cardinal(str(minutes))
-            if minutes:
-                return f"{hours} {said} {half}".strip()
-            return f"{hours} {half}" if half else f"{hours} o'clock" if int(hour) <= 12 else f"{hours} hundred hours"
-        said = self.cardinal(str(minutes)) if minutes else ""
-        if self.code == "de":
-            return f"{'ein' if hour == '1' else hours} Uhr {said}".strip()
-        if self.code == "fr":
-            noun = "heure" if int(hour) < 2 else "heures"
-            return f"{self.before_noun(hours, hour, 'f')} {noun} {said}".strip()
-        if self.code == "es":
-            feminine = self.before_noun(hours, hour, "f")
-            return f"{feminine} {said}" if said else f"{feminine} {'hora' if hour == '1' else 'horas'}"
-        if self.code in ("it", "pt"):
-            hours = self.before_noun(hours, hour, "f")
-            whole = f"{hours} {'hora' if hour == '1' else 'horas'}" if self.code == "pt" else hours
-            return f"{hours} e {said}" if said else whole
-        if self.code == "ru":
-            tens = f"ноль {said or 'ноль'}" if minutes < 10 else said
-            return f"{hours} {tens}"
-        after, end = {"zh": ("点", "分"), "ja": ("時", "分"), "ko": ("시 ", "분")}[self.code]
-        if self.code == "zh":
-            hours = "两" if hour == "2" else hours
-            said = f"零{said}" if 0 < minutes < 10 else said
-        if self.code == "ko" and 1 <= int(hour) <= 12:
-            hours = f"{korean.native(int(hour))} "
-        return f"{hours}{after}{said}{end}".strip() if minutes else f"{hours}{after}".strip()
+        raise NotImplementedError
 
 
-_EN = "january february march april may june july august september october november december"
-_DE = "Januar Februar März April Mai Juni Juli August September Oktober November Dezember"
-_FR = "janvier février mars avril mai juin juillet août septembre octobre novembre décembre"
-_ES = "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre"
-_IT = "gennaio febbraio marzo aprile maggio giugno luglio agosto settembre ottobre novembre dicembre"
-_PT = "janeiro fevereiro março abril maio junho julho agosto setembro outubro novembro dezembro"
-_RU = "января февраля марта апреля мая июня июля августа сентября октября ноября декабря"
+def mark_of(written: str) -> str:
+    """The decimal mark of a written number; a point if it has none."""
+    return "," if re.search(r",\d+$", written) else "."
 
-_TABLES = {
-    "english": Spoken(
-        "en", ".", ",", "point", "minus", "plus", "dot", "at", "to", "mdy/", tuple(_EN.title().split()),
-        tuple("thousand million billion trillion".split()),
-        frozenset("in since until till by between year "
-            "before after around circa during early late mid from q1 q2 q3 q4".split()),
-        "number", {"m": "one", "f": "one"}),
-    "german": Spoken(
-        "de", ",", ". ", "Komma", "minus", "plus", "Punkt", "at", "bis", "dmy.", tuple(_DE.split()),
-        tuple("Tausend Million Millionen Milliarde Milliarden Billionen".split()),
-        frozenset("in seit bis jahr jahre jahres anno um vor nach ab von".split()),
-        "Nummer", {"m": "ein", "f": "eine"}),
-    "french": Spoken(
-        "fr", ",", ". ", "virgule", "moins", "plus", "point", "arobase", "à", "dmy/", tuple(_FR.split()),
-        tuple("million millions milliard milliards".split()), number="numéro", one={"m": "un", "f": "une"}),
-    "spanish": Spoken(
-        "es", ",", ". ", "punto", "menos", "más", "punto", "arroba", "a", "dmy/", tuple(_ES.split()),
-        tuple("millón millones".split()), number="número", one={"m": "un", "f": "una"}),
-    "italian": Spoken(
-        "it", ",", ". ", "virgola", "meno", "più", "punto", "chiocciola", "a", "dmy/", tuple(_IT.split()),
-        tuple("milione milioni miliardo miliardi".split()), number="numero", one={"m": "un", "f": "una"}),
-    "portuguese": Spoken(
-        "pt", ",", ". ", "vírgula", "menos", "mais", "ponto", "arroba", "a", "dmy/", tuple(_PT.split()),
-        tuple("milhão milhões bilhão bilhões".split()), number="número", one={"m": "um", "f": "uma"}),
-    "russian": Spoken(
-        "ru", ",", " ", "запятая", "минус", "плюс", "точка", "собака", "до", "dmy.", tuple(_RU.split()), number="номер",
-        one={"m": "один", "f": "одна"}),
-    "chinese": Spoken("zh", ".", ",", "点", "负", "加", "点", "艾特", "到", "ymd/", joined=True),
-    "japanese": Spoken(
-        "ja", ".", ",", "点", "マイナス", "プラス", "ドット", "アットマーク", "から", "ymd/",
-        joined=True),
-    "korean": Spoken("ko", ".", ",", "점", "마이너스 ", "플러스", "점", "골뱅이", "에서", "ymd/", joined=True),
-}  # fmt: skip
 
-LANGUAGES = {name: replace(spoken, units=UNITS[name]) for name, spoken in _TABLES.items()}
-"""By the names of languages.py."""
+def plain(forms: list[str]) -> list[str]:
+    """A noun's forms without its gender."""
+    return forms[:-1] if forms[-1] == "f" else forms
+
+
+def gender_of(forms: list[str]) -> str:
+    """The gender of a noun of a table, "m" or "f"."""
+    return "f" if forms[-1] == "f" else "m"
+
+
+@cache
+def data_of(code: str) -> dict[str, Any]:
+    """The words of a language, read once."""
+    return tomllib.loads((Path(__file__).parent / code / "words.toml").read_text(encoding="utf-8"))
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.made: dict[str, Spoken] = {}
+
+
+_OF_THREAD = _OfThread()
+
+
+def spoken_in(language: str) -> Spoken:
+    """A language of `LANGUAGES`, made once a thread: its rules use what stands around the phrase that it reads."""
+    code = LANGUAGES[language]
+    if code not in _OF_THREAD.made:
+        _OF_THREAD.made[code] = import_module(f"spoken_text.{code}.rules").Language(code)
+    return _OF_THREAD.made[code]
 
 
 def language_name(language: str | None) -> str | None:

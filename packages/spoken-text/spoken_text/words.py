@@ -140,7 +140,7 @@ class Words(Stage):
         start = len(word) - len(word.lstrip(_OPENING))
         core = word[start:].rstrip(_CLOSING)
         closing = word[start + len(core) :]
-        dot = self._spoken.dot.join([self._spoken.around_dot] * 2) if self._spoken else "."
+        dot = self._spoken.dot.join([self._spoken.blank] * 2) if self._spoken else "."
         at = f" {self._spoken.at} " if self._spoken else "@"
         if email := _EMAIL.fullmatch(core):
             said = email[1].replace(".", dot).replace("_", " ") + at + email[2].replace(".", dot)

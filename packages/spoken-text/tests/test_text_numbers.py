@@ -10,7 +10,7 @@ from test_text_rules import EN, normalized
 from test_text_stream import in_pieces
 
 from spoken_text.normalize import NormalizerStream
-from spoken_text.spoken import LANGUAGES
+from spoken_text.spoken import LANGUAGES, spoken_in
 
 ROWS = [
     ("money", EN, "$1.2B", "one point two billion dollars"),
@@ -213,7 +213,7 @@ def test_digits_that_stay_keep_their_order(text, language):
 @settings(max_examples=200, deadline=None)
 @given(first=st.integers(200, 999), second=st.integers(200, 999), last=st.integers(1, 9998), language=LANGUAGE)
 def test_a_telephone_number_has_a_word_for_each_digit(first, second, last, language):
-    spoken = LANGUAGES[language]
+    spoken = spoken_in(language)
     said = normalized(language, f"+1 {first} {second} {last:04}")
     words = {spoken.digits(digit) for digit in "0123456789"} | {"공"}
     if spoken.code in ("zh", "ja"):

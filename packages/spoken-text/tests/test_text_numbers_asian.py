@@ -3,9 +3,9 @@
 import pytest
 from test_text_rules import JA, KO, ZH, normalized
 
-from spoken_text.chinese import cardinal
-from spoken_text.korean import native
+from spoken_text.ko.rules import native
 from spoken_text.normalize import NormalizerStream
+from spoken_text.zh.rules import cardinal
 
 ROWS = [
     ("number", ZH, "10", "十"),

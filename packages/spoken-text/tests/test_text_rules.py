@@ -5,10 +5,10 @@ from decimal import Decimal
 import pytest
 from num2words import num2words
 
-from spoken_text.chinese import cardinal, digits
 from spoken_text.normalize import NormalizerStream
 from spoken_text.stage import LONGEST_HELD
 from spoken_text.words import LONGEST_WORD
+from spoken_text.zh.rules import cardinal, digits
 
 
 def normalized(language: str | None, text: str) -> str:

@@ -1,0 +1,197 @@
+"""Korean counters: native numbers up to 99 before native ones, Chinese numbers before the others."""
+
+import re
+
+from spoken_text.east_asian import EastAsian
+from spoken_text.rule import DASH, DASHES, Kept, Rules, keep
+
+_ONES = ["", "한", "두", "세", "네", "다섯", "여섯", "일곱", "여덟", "아홉"]
+_TENS = ["", "열", "스물", "서른", "마흔", "쉰", "예순", "일흔", "여든", "아흔"]
+
+
+def native(number: int) -> str:
+    """1 to 99 as they stand before a counter."""
+    if number == 20:
+        return "스무"
+    return _TENS[number // 10] + _ONES[number % 10]
+
+
+_DATE_GOES_ON = re.compile(r"(?<![\d.])(?:(?:19|20)\d\d|\d{1,2})\.$")
+"""2024. 3. 5."""
+
+_DIALLED = re.compile(
+    r"(?:번호는?|우편번호는?|비밀번호는?|학번은?|사번은?|계좌는?|코드는?|핀번호는?|끝자리|자리|내선|오류|에러|"
+    r"포트)[:：]? ?$"
+)
+_SCORES = re.compile(
+    r"(?:으로|로|의)? ?(?:이겼|이기|승|패|졌|지고|꺾|제압|무승부|무|앞|역전|완승|완패|리드|비겼|비긴|물리|격파|눌렀|"
+    r"눌러|끝)"
+)
+
+
+class Language(EastAsian):
+    is_measured = re.compile(r"(?:의|약|전체|중|은|는) ?$")
+    behind_fraction = "컵큰작스이수정"
+    behind_day = "에부까("
+    dated_zeros = "월일시분초"
+    weekdays = "월화수목금토일"
+    verbs = "하"
+    following = frozenset("～〜")
+
+    def __init__(self, code: str):
+        super().__init__(code)
+        self.ends = rf"(?=(?:{self.any_of('particles')}){{0,2}}(?![가-힣0-9]))"
+        self.counter = re.compile(rf"(?:{self.any_of('native')}){self.ends}|{self.any_of('sino')}")
+
+    def on_date(self, year: str, month: int, day: str, end: str = "") -> str:
+        """June and October drop a sound."""
+        return super().on_date(year, month, day).replace("육월", "유월").replace("십월", "시월")
+
+    def hour(self, hour: int) -> str:
+        return f"{native(hour)} " if 1 <= hour <= 12 else self.cardinal(str(hour))
+
+    def lasting(self, value: str, unit: str) -> str | None:
+        number = native(int(value)) if unit == "h" and 0 < int(value) < 100 else self.cardinal(value)
+        return number + {"h": " 시간", "min": "분", "s": "초"}[unit]
+
+    def dialled(self, written: str) -> str:
+        return super().dialled(written).replace("영", "공")
+
+    def range(self, first: str | None, last: str | None) -> str | None:
+        return f"{first}{self.to} {last}" if first and last else None
+
+    def holds(self, word: str, held: str) -> bool:
+        if held[-1] == "." and _DATE_GOES_ON.search(held) and word[:1].isdecimal():
+            return True
+        starts = held[-1] in "~-–" and word.startswith(tuple(self.words("halves")))
+        return held[-1] not in ".,;:!?" and (starts or self.counter.match(word) is not None)
+
+    def dotted_dates(self, year: str, month: str, day: str, rule: Rules) -> None:
+        rule(".", rf"(?<![\w.,/-]){year}\. ?{month}\. ?{day}(?!\d|\.\d)(?:\.(?= ?[^\s\d]))?", self.date_at)
+        rule(".", rf"(?<![\w.,/-]){year}\. ?{month}\.(?! ?\d)(?=.)", lambda f: self.month(f[1], f[2]))
+
+    def _dates(self, rule: Rules) -> None:
+        rule("년분시월일", r"(?<=\d[년월일시분])(?=\d)|(?<=\d시간)(?=\d)", lambda f: " ")
+        super()._dates(rule)
+
+    def own(self, rule: Rules) -> None:
+        say = self.cardinal
+
+        def ordinal(found: re.Match[str]) -> str:
+            return say(found[1]) + (f"{self.to} {say(found[2])}" if found[2] else "")
+
+        to = rf"(?: ?{DASH} ?제?(\d{{1,4}}))?(?!\d|[.,]\d)"
+        rule("제", rf"(?<=(?<![가-힣])제)(\d{{1,4}}){to}", ordinal)
+        rule("", rf"^(\d{{1,4}}){to}", lambda f: ordinal(f) if self.around.before == "제" else None)
+        rule("/", r"(?<![\w.,/])([1-4])/4(?= ?분기)", lambda f: f"{say(f[1])}사")
+        rule(DASHES, rf"(?<=[\d시분]) ?{DASH} ?(?=(?:{self.any_of('halves')}))", lambda f: Kept(f"{self.to} "))
+
+        def event(found: re.Match[str]) -> str | None:
+            """6·25 is said by its digits, and so are 1·2학년."""
+            month, day = found[1], found[2]
+            if found.string[found.end() :].startswith(("대", "%")) or day[0] == "0":
+                return keep(found[0])
+            whole = day in ("10", "20", "30") or (month == "12" and day == "12")
+            return say(month) + (say(day) if whole else "".join(map(say, day)))
+
+        rule("·", r"(?<![\w.,·])([1-9]|1[0-2])·([1-9]\d?)(?![\w.·])", event)
+        rule(".", rf"(?<![\w.,])([1-9]|1[0-2])\.([1-9]\d?)(?![\w.])(?= ?(?:{self.any_of('events')}))", event)
+        rule("대", rf"(?<![\w.,/-])([1-9]0) ?{DASH} ?([1-9]0)(?=대)", lambda f: f"{say(f[1])}{self.to} {say(f[2])}")
+
+        def month(number: str) -> str:
+            return {"6": "유", "10": "시"}.get(number) or say(number)
+
+        written = rf"(?<![\w.,/-])([1-9]|1[0-2]) ?{DASH} ?([1-9]|1[0-2])(?=월)"
+        rule("월", written, lambda f: f"{month(f[1])}월{self.to} {month(f[2])}")
+        written = r"(?<![\w.,·])([1-9]), ?([1-9])(?=위|차|학년|등|층|부|호기|심)"
+        rule(",", written, lambda f: f"{say(f[1])}, {say(f[2])}" if " " in f[0] else f"{say(f[1])}{say(f[2])}")
+
+        @rule("번", r"(?<![\w.,])(\d{1,12}) ?번째")
+        def ordinal_of(found: re.Match[str]) -> str | None:
+            number = int(found[1])
+            return f"{native(number) if number < 100 else say(found[1])} 번째" if 0 < number < 10**12 else None
+
+        written = r"(?<![\w.,/-])\d{3,20}(?![\w]|[.,:/-]\d|[가-힣]?원)"
+        rule("", written, lambda f: self.dialled(f[0]) if _DIALLED.search(self.around.ahead(f)) else None)
+        emergency = r" ?(?:에 ?|로 ?)?(?:신고|구급|구조|종합|상황실|대원|소방|전화)"
+
+        @rule("", rf"(?<![\w.,/-])11[0-9](?={emergency}|에$|로$|$)")
+        def helped(found: re.Match[str]) -> str | None:
+            called = re.match("신고|구급|구조|종합|대원|상황", self.around.after)
+            called = called or re.match(emergency, self.around.behind(found))
+            return self.digits(found[0]).replace(" ", "") if called else None
+
+        @rule("-", r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/=-]| ?=)")
+        def score(found: re.Match[str]) -> str | None:
+            right = found.string[found.end() :]
+            rest = f"{right} {self.around.after}" if self.around.after else right
+            if _SCORES.match(rest):
+                return f"{say(found[1])} 대 {say(found[2])}"
+            return keep(found[0]) if int(found[1]) >= int(found[2]) else None
+
+        written = r"(?<![\w.,])(\d{1,3}) ?대 ?(\d{1,3})(?![\w.,]|\d)(?! ?[명개대시년월일분원만번살세권장])"
+        rule("대", written, lambda f: f"{say(f[1])} 대 {say(f[2])}")
+
+        @rule("대", rf"(?<![\w.,:/~-])([1-9]\d{{0,2}}) ?대(?=(?:{self.any_of('particles')}){{0,2}}(?![가-힣0-9]))")
+        def machines(found: re.Match[str]) -> str | None:
+            """20대 are twenty cars, or people in their twenties; 4대 are four, or the four great ones."""
+            number, next_word = int(found[1]), found.string[found.end() :].strip() or self.around.after
+            if self.around.word_before(found) in self.words("machines") or number > 99:
+                return f"{native(number) if number < 100 else say(found[1])} 대"
+            if number % 10 == 0 and re.match(rf"(?:{self.any_of('aged')})|(?:에|부터|는|의)(?: |$)", next_word):
+                return f"{say(found[1])}대"
+            if re.match(rf"(?:{self.any_of('major')})", next_word):
+                return f"{say(found[1])}대"
+            return keep(found[0]) if number % 10 == 0 or self.around.after or next_word else None
+
+        @rule("번", rf"(?<![\w.,:/~-])([1-9]\d{{0,3}}) ?번(?=(?:{self.any_of('particles')}){{0,2}}(?![가-힣0-9]))")
+        def numbered(found: re.Match[str]) -> str | None:
+            """Exit 3, or three times."""
+            next_word = found.string[found.end() :].strip() or self.around.after
+            before = self.around.word_before(found)
+            named = re.match(self.any_of("numbered"), next_word) or before.endswith("반")
+            named = named or before.rstrip("은는이가") in self.words("named_number")
+            if not named and next_word[:1] in ("을", "를"):
+                return keep(found[0])
+            return f"{say(found[1])} 번" if named else None
+
+    def counters(self, rule: Rules) -> None:
+        """Numbers with counters and particles. What has another noun behind it stays as it is."""
+        number = self.pattern
+
+        def counted(written: str, counter: str) -> str:
+            value = self.value(written)
+            most = 12 if counter == "시" else 99
+            if value.isdecimal() and written[0] != "0" and 1 <= int(value) <= most:
+                return f"{native(int(value))} {counter}"
+            said = self.cardinal(value)
+            return f"{said}{counter}" if counter == "시" else f"{said} {counter}"
+
+        def say(found: re.Match[str]) -> str | None:
+            first, last, counter = found[1], found[2], found[3]
+            if counter == "대" and last[-1] == "0" or ("-" in found[0] and (counter == "장" or not rises(first, last))):
+                return keep(found[0])  # 20대 are twenty cars, or people in their twenties; 1-3장 are chapters or sheets
+            if not first:
+                return counted(last, counter)
+            return f"{counted(first, counter)}{self.to} {counted(last, counter)}"
+
+        def rises(first: str, last: str) -> bool:
+            return float(self.value(first)) < float(self.value(last))
+
+        before = r"(?<![\w.,:/-])"
+        ends = rf"(?:({number}) ?{DASH} ?)?(?<![\d.,])({number})"
+        rule("", rf"{before}{ends} ?({self.any_of('native')}){self.ends}", say)
+
+        def sino(found: re.Match[str]) -> str:
+            if found[2] and "-" in found[0][1:] and not rises(found[2], found[3]):
+                return keep(found[0])
+            last = self.said(found[3])
+            last = f"{self.said(found[2])}{self.to} {last}" if found[2] else last
+            return self.minus + last if found[1] else last
+
+        particles = self.any_of("particles")
+        rule("월", r"(?<!\d)(6|10)(?=월)", lambda f: "유" if f[1] == "6" else "시")
+        written = (
+            rf"{before}([-−])?{ends}(?= ?(?:{self.any_of('sino')})|여 ?[가-힣]|(?:{particles}){{1,2}}(?![가-힣0-9]))"
+        )
+        rule("", written, sino)

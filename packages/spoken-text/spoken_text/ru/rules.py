@@ -1,0 +1,475 @@
+"""Russian numbers in their cases: the word before and the ending of the noun behind tell the case, the noun tells the
+gender. Where they do not, the figure stays."""
+
+import re
+from decimal import Decimal
+
+from spoken_text.european import European, number_of
+from spoken_text.rule import DASH, DASHES, Kept, Rules, initials, keep
+from spoken_text.spoken import num2words
+
+_ADJECTIVE = re.compile(r"[а-яё]{2,}(?:ых|их|ым|им|ыми|ими|ые|ие)")
+_ADJECTIVE_ONE = re.compile(r"[а-яё]{2,}(?:ый|ий|ой|ая|яя|ое|ее|ого|его|ую|юю)")
+_TENTHS = {1: "десят", 2: "сот", 3: "тысячн"}
+_ROMAN = r"[IVXХ]{1,8}"
+_ENDS = {
+    "я": {"gender": "f"}, "ю": {"gender": "f", "case": "a"}, "е": {"gender": "n"}, "о": {"case": "g"},
+    "у": {"case": "d"}, "м": {"case": "p"},
+}  # fmt: skip
+
+
+def number(value: str, case: str, gender: str = "m") -> str:
+    """A whole number or a decimal fraction in a case. The accusative is that of things."""
+    whole, _, decimals = value.partition(".")
+    if not decimals:
+        if case == "g" and value == "0":
+            return "нуля"
+        if case == "a":
+            return num2words(int(value), lang="ru", case="a", gender=gender, animate=False)
+        return num2words(int(value), lang="ru", case=case, gender=gender)
+    ends = {"n": ("ая", "ых"), "a": ("ую", "ых"), "g": ("ой", "ых")}[case]
+    parts = []
+    for figures, stem in ((whole, "цел"), (decimals, _TENTHS[len(decimals)])):
+        one = figures[-1] == "1" and figures[-2:] != "11"
+        parts.append(f"{number(str(int(figures)), case, 'f')} {stem}{ends[0] if one else ends[1]}")
+    return " ".join(parts)
+
+
+def is_decimal(value: str) -> bool:
+    return bool(re.fullmatch(r"\d{1,9}(?:\.\d{1,3})?", value))
+
+
+def is_one(value: str) -> bool:
+    return "." not in value and value[-1] == "1" and value[-2:] != "11"
+
+
+class Language(European):
+    between = " на "
+    ratio_to = "к"
+    many_forms = 3
+    part_gender = "f"
+    ordinal_ends = r"-?(?:й|ый|ий|ой|я|ая|ю|ую|е|ые|ое|го|ого|му|ому|м|ом|х|ых)\b"
+    duration_units = ("ч", "мин", "сек")
+
+    # ---------------------------------------------------------------- words
+
+    def cardinal(self, value: str, mark: str = "") -> str:
+        decimals = value.partition(".")[2]
+        return num2words(Decimal(value), lang="ru") if 0 < len(decimals) <= 3 else super().cardinal(value, mark)
+
+    def form(self, value: str) -> int:
+        whole = value.partition(".")[0]
+        if "." in value or (whole[-1] in "234" and whole[-2:] not in ("12", "13", "14")):
+            return 1
+        return 0 if is_one(whole) else 2
+
+    def feminine(self, words: str) -> str:
+        return re.sub("два$", "две", re.sub("один$", "одна", words))
+
+    def on_date(self, year: str, month: int, day: str, end: str = "") -> str:
+        behind = f" {self.ordinal(year, case='g')} года" if year else ""
+        return f"{self.ordinal(day, case='g', gender='n')} {self.months[month - 1]}{behind}"
+
+    def at_time(self, hour: str, minute: str, half: str = "") -> str:
+        minutes = self.cardinal(str(int(minute)))
+        return f"{self.cardinal(str(int(hour)))} {'ноль ' if int(minute) < 10 else ''}{minutes}"
+
+    def named_months(self, months: str, rule: Rules) -> None:
+        date = rf"(?<!\d)(\d\d?) ({months})\b(?: (\d{{4}})(?: года\b| г\.| г\b)?(?!\d))?"
+        rule(initials(self.months), date, lambda f: self.on_date(f[3] or "", self.months.index(f[2]) + 1, f[1]))
+
+    def ordinal_at(self, found: re.Match[str]) -> str | None:
+        number, end = found[1], found[0][-1]
+        if end == "х" and int(number) in (2, 3, 4):
+            return num2words(int(number), lang="ru", case="g")
+        if end == "х" or (end == "е" and number[-1] == "0"):
+            return num2words(int(number), lang="ru", to="ordinal", plural=True, case="g" if end == "х" else "n")
+        oblique = end == "й" and self._is_oblique(self.around.word_after(found))
+        return self.ordinal(number, **({"gender": "f", "case": "g"} if oblique else _ENDS.get(end, {})))
+
+    def king(self, number: str, is_queen: bool) -> str:
+        return self.ordinal(number, **({"gender": "f"} if is_queen else {}))
+
+    # ---------------------------------------------------------------- amounts in their case
+
+    def case_before(self, before: str) -> str:
+        """The case that a word takes: "g", "a" or "d"; "n" if it takes none."""
+        cases = {"g": "genitive", "a": "accusative", "d": "dative"}
+        return next((case for case, name in cases.items() if before in self.words(name)), "n")
+
+    def measured(self, found: re.Match[str], value: str, forms: list[str], gender: str) -> str | None:
+        before, after = self.around.word_before(found), self.around.word_after(found)
+        case = self.case_before(before)
+        if before in ("в", "во") and after == "от" and forms[2].endswith("метров") and value.isdecimal():
+            noun = forms[2].removesuffix("ов") + ("е" if is_one(value) else "ах")
+            return f"{number(value, 'p')} {noun}"
+        if case == "n" or not is_decimal(value):
+            return None
+        if case == "d":
+            return keep(found[0])
+        said = number(value, case, gender)
+        if case == "g":
+            return f"{said} {forms[1 if '.' in value or is_one(value) else 2]}"
+        if not is_one(value):
+            return None if "." not in value else f"{said} {forms[1]}"
+        return f"{said} {re.sub('а$', 'у', forms[0]) if gender == 'f' else forms[0]}"
+
+    def money_at(self, found: re.Match[str], sign: str, written: str, scale: str | None) -> str | None:
+        forms, gender, _ = self.forms_of(sign)
+        if not forms:
+            return None
+        if scale:
+            said = self.scaled_at(found, written, scale)
+            return said and (said if isinstance(said, Kept) else f"{said} {forms[-1]}")
+        whole, _, cents = (value := self.value(written)).partition(".")
+        if cents:
+            return keep(found[0]) if int(cents) and self.around.word_before(found) in self.words("genitive") else None
+        return self.measured(found, value, forms, gender)
+
+    def scaled_at(self, found: re.Match[str], written: str, scale: str) -> str | None:
+        """более 5 млн: более пяти миллионов"""
+        case, (power, forms) = self.case_before(self.around.word_before(found)), self.scales[scale]
+        if case == "n":
+            return None
+        if power == 3:
+            exact = self.exact(written, scale)
+            return number(exact, case) if exact and case != "d" else keep(found[0])
+        return self.measured(found, self.value(written), forms, "m")
+
+    def range_at(
+        self, found: re.Match[str], first: str, last: str, noun: str = "", scale: str | None = None
+    ) -> str | None:
+        """A range takes the genitive: от пяти до десяти километров."""
+        ends = [self.value(first), self.value(last)]
+        if not all(end.isdecimal() and len(end) < 10 for end in ends):
+            return None
+        before = self.around.word_before(found)
+        case = self.case_before(before)
+        many = self.scales[scale][1][-1] if scale else ""
+        if case == "d" or (case == "a" and self.form(ends[1]) != 2):
+            return None
+        if case == "a" or (case == "g" and before not in ("от", "с", "со")):
+            words = "-".join(number(end, "g" if case == "g" else "n") for end in ends)
+            return " ".join(f"{words} {many} {noun}".split())
+        said = " до ".join(num2words(int(end), lang="ru", case="g") for end in ends)
+        start = "" if before in self.words("genitive") else "от "
+        return " ".join(f"{start}{said} {many} {noun}".split())
+
+    def range(self, first: str | None, last: str | None) -> str | None:
+        return f"{first} – {last}" if first and last else None
+
+    def range_of_counts(self, first: str, last: str) -> str | None:
+        return f"{first}-{last}"
+
+    def ratio(self, found: re.Match[str]) -> str:
+        if self.around.word_before(found) in self.words("score"):
+            return f"{self.cardinal(found[1])}-{self.cardinal(found[2])}"
+        return f"{self.cardinal(found[1])} к {number(found[2], 'd')}"
+
+    # ---------------------------------------------------------------- which words belong together
+
+    def holds(self, word: str, held: str) -> bool:
+        """Is the word, behind the word `held`, needed to tell what a number agrees with?"""
+        if re.search(rf"(?:^|[(«\"–-]){_ROMAN}$", held):
+            return word in ("в", "вв", "век", "века", "веке", "веку", "веком", "веков", "веках", "и", "по")
+        if held in ("и", "по") and self.is_roman(word):
+            return True
+        if not held[-1].isdecimal():
+            return held in ("по", "до", "из") and word[:1].isdigit() or held == "кв." and word in ("м", "км")
+        if word == "из" and re.search(r"(?:^|[^1\d])[12]$|[2-9][12]$", held):
+            return True
+        if word in ("по", "до", "кв", "годах", "годов"):
+            return True
+        one = held[-1] == "1" and held[-2:] != "11"
+        return bool((_ADJECTIVE_ONE if one else _ADJECTIVE).fullmatch(word))
+
+    def is_roman(self, word: str) -> bool:
+        return word[:1] in "IVXХ" and bool(re.fullmatch(rf"{_ROMAN}(?:[–-]{_ROMAN})?", word))
+
+    # ---------------------------------------------------------------- counts
+
+    def agree(self, found: re.Match[str], value: str, said: str, in_range: bool = False) -> str:
+        """A number in the case and gender of what stands around it."""
+        before, words = self.around.word_before(found), self._behind(found)
+        is_year = re.fullmatch(r"1[1-9]\d\d|20\d\d", value) and not in_range and found[0][0] not in "-−"
+        if is_year and before in self.words("genitive") and self.around.word_after(found) in ("по", "до"):
+            return self._year(value, "g")
+        if of := re.match(r" из \d+$", found.string[found.end() :]):
+            return self._one_of(found, value, said) if self.around.after and of else said
+        noun = words[-1] if words else ""
+        if before in self.words("labels") or not is_decimal(value):
+            return said
+        if "." in value:
+            return self._fraction(found, value, noun, said)
+        if not noun:
+            case = "g" if before in self.words("genitive") else "d" if before in ("к", "ко") else "n"
+            return number(value, case) if case != "n" and value[0] != "0" else said
+        if value[0] == "0":
+            return said
+        one = is_one(value) and not in_range
+        case, gender = self._singular(words, before) if one else self._plural(words, value, before)
+        if case == "place":
+            return self._place(value, noun) or keep(found[0])
+        return number(value, case, gender) if case else keep(found[0])
+
+    def _one_of(self, found: re.Match[str], value: str, said: str) -> str:
+        """1 из 5 женщин"""
+        noun = self.around.after.strip("\"'»)”.,;:!?…")
+        is_noun = re.fullmatch("[а-яё]{3,}", noun) and not re.search("[оеё]в$|^человек$", noun)
+        if not is_noun or noun in self.words("no_noun"):
+            return said
+        singulars = {noun, noun + "а", noun + "я", re.sub("ий$", "ия", noun), re.sub("[её]к$", "ка", noun)}
+        return number(value, "n", "f") if singulars & self.words("feminine") else keep(found[0])
+
+    def _behind(self, found: re.Match[str]) -> list[str]:
+        """The adjective, if there is one, and the noun behind the number."""
+        text = found.string[found.end() :]
+        if text and text[0] != " ":
+            return []
+        words = [*text.split(), *([self.around.after] if self.around.after else [])]
+        first = words[0] if words else ""
+        more = 2 if len(words) > 1 and (_ADJECTIVE.fullmatch(first) or _ADJECTIVE_ONE.fullmatch(first)) else 1
+        found_words = [word.strip("\"'»)”.,;:!?…") for word in words[:more]]
+        are_words = all(re.fullmatch(r"[а-яё-]+", word) for word in found_words)
+        return found_words if are_words and self.words("no_noun").isdisjoint(found_words[-1:]) else []
+
+    def _fraction(self, found: re.Match[str], value: str, noun: str, said: str) -> str:
+        case = self.case_before(self.around.word_before(found))
+        if case == "d":
+            return keep(found[0])
+        if case != "g" and re.search("[аяыи]$", noun) and re.fullmatch(r"\d\d?\.5", value) and value != "0.5":
+            feminine = noun[-1] in "ыи"
+            if value == "1.5":
+                return "полторы" if feminine else "полтора"
+            return f"{number(value.removesuffix('.5'), case, 'f' if feminine else 'm')} с половиной"
+        return number(value, case) if case != "n" else said
+
+    def _plural(self, words: list[str], value: str, before: str) -> tuple[str, str]:
+        """The case and the gender; the case is empty if it is open."""
+        noun, first = words[-1], words[0]
+        few = value[-1] in "234" and value[-2:-1] != "1"
+        adjective = len(words) > 1
+        stem = re.sub("(?:[аеоу]|ом)?$", "", noun)
+        if stem in self.table("places") and (noun[-1] == "е" or noun in (stem, "место")):
+            return "place", ""
+        if re.search("[аяь]ми$", noun) or (adjective and first.endswith("ми")):
+            return "i", "m"
+        if re.search("[ая]х$", noun):
+            return "p", "m"
+        if re.search("[ая]м$", noun) and noun not in self.words("not_dative"):
+            return "d", "m"
+        if before in self.words("genitive") or (before in ("о", "об", "при") and not few):
+            return ("g" if before in self.words("genitive") else "p"), "m"
+        if before in ("к", "ко"):
+            return "d", "m"
+        if few and (re.search("[оеё]в$|ей$", noun) or noun in self.words("few_genitive")):
+            return "g", "m"
+        if value[-1] == "2" and few:
+            singulars = {re.sub("[ыи]$", end, noun) for end in ("а", "я", "ь")}
+            ends_in_li = noun.endswith("ли") and singulars.isdisjoint(self.words("feminine"))
+            if noun[-1] in "ыи" and not ends_in_li:
+                return "n", "m" if not singulars.isdisjoint(self.words("masculine")) else "f"
+        return "n", "m"
+
+    def _singular(self, words: list[str], before: str) -> tuple[str, str]:
+        noun, first, end = words[-1], words[0], words[-1][-1]
+        case = self.case_before(before)
+        known = "m" if noun in self.words("masculine") else ""
+        known = "f" if noun in self.words("feminine") or noun.endswith(("ость", "ция")) else known
+        if re.sub("[аеоу]$", "", noun) in self.table("places"):
+            return ("place", "") if end == "е" and before in ("в", "на") else ("", "")
+        if case == "g":
+            if end in "ыи":
+                return "g", "f"
+            return ("g", "m") if end in "ая" else ("", "")
+        if end in "ую":
+            nominative = {re.sub("у$", "а", noun), re.sub("ю$", "я", noun)}
+            if case == "d" or (before == "по" and re.sub("[ую]$", "а", noun) not in self.words("feminine")):
+                return "d", "m"
+            accusative = nominative & self.words("feminine") or first.endswith(("ую", "юю"))
+            return ("a", "f") if accusative else ("", "")
+        if re.search("[оеё]м$", noun) and before in ("с", "со", "перед", "над", "под", "между"):
+            return "i", "m"
+        if end == "е" and before == "по" and re.sub("е$", "а", noun) in self.words("feminine"):
+            return "d", "f"
+        if known == "f" or first.endswith(("ая", "яя")):
+            return "n", "f"
+        if known == "m":
+            return "n", "m"
+        if first.endswith(("ое", "ее")) or end == "о" or re.search("[иь]е$", noun):
+            return "n", "n"
+        if end not in "аеёиоуыэюяьй" and len(noun) > 2:
+            return "n", "m"
+        return "", ""
+
+    def _is_oblique(self, noun: str) -> bool:
+        """Is it a feminine noun in another case than the nominative and the accusative, such as "минуте"?"""
+        stem = re.sub("(?:[оеь]?[йю]|[еиы])$", "", noun)
+        return stem != noun and any(stem + end in self.words("feminine") for end in "аяь")
+
+    def _place(self, value: str, noun: str) -> str | None:
+        """на 2 этаже: на втором этаже."""
+        case = "p" if noun.endswith("е") else "n"
+        stem = re.sub("[ео]$", "", noun)
+        return num2words(int(value), lang="ru", to="ordinal", case=case, gender=self.table("places")[stem])
+
+    # ---------------------------------------------------------------- centuries, dates, times
+
+    def own(self, rule: Rules) -> None:
+        rule("п", rf"(?<!\w)({_ROMAN}) по ({_ROMAN})(?= век(?!\w))", self._from_to)
+        chain = rf"({_ROMAN})(?:( ?[–-] ?| и )({_ROMAN}))?"
+        rule("в", rf"(?<!\w){chain} ?(век(?:а|е|у|ом|ов|ах)?|вв?\.)(?!\w)", self._century)
+        months = "|".join(self.months)
+        day, year = r"(\d\d?)", r"(?: (\d{4})(?: года\b| г\.| г\b)?(?!\d))?"
+        rule("дп", rf"(?<![\w.,:/-]){day} (по|до) {day} (?=(?:{months})\b)", self._days)
+        written = rf"(?<![\w.,:/-]){day} ?{DASH} ?{day} (?=(?:{months})\b)"
+        rule(DASHES, written, lambda f: f"{self._day(f[1])} – {self._day(f[2])} ")
+        rule(initials(self.months), rf"(?<![\w.,:/-]){day} ({months})\b{year}", self._date)
+        clock = r"(\d\d?):(\d\d)"
+        rule(":", rf"(?<![\w.,:/-]){clock} ?{DASH} ?{clock}(?![\w:/]|[.,]\d)", self._span)
+        rule(":", rf"(?<![\w.,:/-]){clock}(?![\w:/]|[.,]\d)", self._time)
+        decade = r"(?<![\w.,:/-])(\d{2,4}0)-(е|х|м|ми) (гг\.?|годы|годов|годах|годам)(?!\w)"
+        rule("-", decade, self._decade)
+        year, ends = r"(1[1-9]\d\d|20\d\d)", r"(?![\w%]|[.,]\d|[:/–-]\d| ?(?:г|[$€₽°%]))"
+        rule("-–", rf"(?<![\w.,:/-]){year} ?[–-] ?{year}{ends}", self._years)
+        rule("к", r"(?<=\d) кв\. ?(к?м)(?!\w)", lambda f: f" {f[1]}²")
+        rule("(", r"(?<=\()(1[1-9]\d\d|20[0-3]\d)(?=\))", lambda f: self.ordinal(f[1]).removeprefix("одна "))
+        written = r"(?<![\w.,:/-])(?:0[1-9]|[12]\d|3[01])\.(?:0[1-9]|1[0-2])(?![\w]|[.,]\d| ?[%€$₽])"
+        # 12.05: a day or a decimal; after "в" a time.
+        rule(".", written, lambda f: None if self.around.word_before(f) == "в" else keep(f[0]))
+        rule(".", r"(?<![\w.,])[1-9]\d{0,2}\.\d{3}(?![\w.,])", lambda f: keep(f[0]))  # thousands or thousandths
+        rule(",", r"(?<![\w.,])\d+,\d+(?=-[а-яё])", lambda f: keep(f[0]))
+        rule("/", r"(?<![\w.,:/–-])1/([2-9])(?![\w/]|[.,]\d|-\d)", self._part)
+        rule("", rf"(?<![\w.,–-])([1-9]\d{{0,2}})-?(?=(?:{self.any_of('compounds')}))", self._compound)
+        rule("-", r"(?<![\w.,-])(\d{1,2})-ти(?!\w)", lambda f: number(f[1], "g"))
+        rule("+", r"(?<![\w.,])(\d{1,2})\+(?=\s|$|[,.;:!?)])", lambda f: f"{self.cardinal(f[1])} плюс")
+
+    def _part(self, found: re.Match[str]) -> str | None:
+        """1/2 стакана: пол стакана, as a subject or an object"""
+        noun, before = self.around.word_after(found), self.around.word_before(found)
+        if not re.fullmatch("[а-яё]{3,}[аяыией]|[а-яё]+(?:ов|ев|ей|ых|их|ой)", noun) or before[-1:].isdigit():
+            return None
+        known = {"2": "пол", "3": "треть", "4": "четверть"}.get(found[1])
+        if before in self.words("genitive") or not known:
+            return {"2": "половины", "3": "трети", "4": "четверти"}.get(found[1]) if known else keep(found[0])
+        return keep(found[0]) if before in self.words("dative") else known
+
+    def _from_to(self, found: re.Match[str]) -> str | None:
+        first, last = number_of(found[1]), number_of(found[2])
+        if not first or not last or self.around.word_before(found) not in ("с", "со"):
+            return None
+        return f"{self.ordinal(str(first), case='g')} по {self.ordinal(str(last))}"
+
+    def _compound(self, found: re.Match[str]) -> str:
+        """десятилетний, двадцатиэтажный, столетие"""
+        if found[1] == "1":
+            return Kept("одно")
+        said = num2words(int(found[1]), lang="ru", case="g")
+        return Kept("".join({"ста": "сто", "девяноста": "девяносто"}.get(word, word) for word in said.split()))
+
+    def _day(self, day: str, case: str = "g") -> str:
+        if not 1 <= int(day) <= 31:
+            return day
+        return self.ordinal(day, case="n" if case == "a" else case, gender="n")
+
+    def _days(self, found: re.Match[str]) -> str | None:
+        if self.around.word_before(found) not in ("с", "со", "от"):
+            return None
+        return f"{self._day(found[1])} {found[2]} {self._day(found[3], 'a' if found[2] == 'по' else 'g')} "
+
+    def _date(self, found: re.Match[str]) -> str | None:
+        case = self.case_before(self.around.word_before(found))
+        if case not in "ad" or not 1 <= int(found[1]) <= 31:
+            return None
+        year = f" {self.ordinal(found[3], case='g').removeprefix('одной ')} года" if found[3] else ""
+        return f"{self._day(found[1], case)} {found[2]}{year}"
+
+    def _clock(self, hour: str, minute: str, case: str) -> str | None:
+        if int(hour) > 24 or int(minute) > 59:
+            return None
+        zero = "ноль " if int(minute) < 10 else ""
+        minutes = number(str(int(minute)), case, "f" if int(minute) and case == "f" else "m") if int(minute) else "ноль"
+        return f"{number(str(int(hour)), case)} {zero}{minutes}"
+
+    def _time(self, found: re.Match[str]) -> str | None:
+        case = self.case_before(self.around.word_before(found))
+        return self._clock(found[1], found[2], case if case in "gd" else "n")
+
+    def _span(self, found: re.Match[str]) -> str | None:
+        before = self.around.word_before(found)
+        cases = "n" if self.case_before(before) not in "n" else "g"
+        first, last = self._clock(found[1], found[2], cases), self._clock(found[3], found[4], cases)
+        if not first or not last:
+            return None
+        return f"с {first} до {last}" if cases == "g" else f"{first} – {last}"
+
+    def _years(self, found: re.Match[str]) -> str:
+        if found[1] >= found[2]:
+            return keep(found[0])
+        case = "p" if self.around.word_before(found) in ("в", "во") else "n"
+        return " – ".join(self.ordinal(year, case=case).removeprefix("одна ") for year in found.groups())
+
+    def _decade(self, found: re.Match[str]) -> str:
+        case = {"е": "n", "х": "g", "м": "d", "ми": "i"}[found[2]]
+        said = num2words(int(found[1]), lang="ru", to="ordinal", plural=True, case=case)
+        inside = self.around.word_before(found) in ("в", "во", "о", "об", "при")
+        noun = {"n": "годы", "g": "годах" if inside else "годов", "d": "годам", "i": "годами"}[case]
+        stop = self.around.stop(found, False) if found[3] == "гг." else ""
+        return f"{said} {noun if found[3].startswith('гг') else found[3]}{stop}"
+
+    def _century(self, found: re.Match[str]) -> str | None:
+        first, link, last, noun = found[1], found[2], found[3], found[4]
+        before = self.around.word_before(found)
+        values = [number_of(roman) for roman in (first, last) if roman]
+        if not all(values):
+            return None
+        inside = before in ("в", "во", "о", "об", "при", "на")
+        case = "p" if inside else self.case_before(before).replace("a", "n")
+        if noun.endswith("."):
+            if case == "n" and re.fullmatch("[а-яё]+", before):
+                case = "a" if before in self.words("accusative") else "g"
+            forms = {"n": "века", "a": "века", "g": "веков", "d": "векам", "p": "веках"} if last else {
+                "n": "век", "a": "век", "g": "века", "d": "веку", "p": "веке"}  # fmt: skip
+            said = forms[case] + self.around.stop(found, False)
+        else:
+            said = noun
+            one = {"век": "n", "века": "g", "веке": "p", "веку": "d", "веком": "i", "веков": "g", "веках": "p"}
+            case = one[noun] if not (last and noun == "века") else "n"
+        case = "n" if case == "a" else case
+        ordinals = [num2words(value, lang="ru", to="ordinal", case=case) for value in values]
+        return f"{(link if link and 'и' in link else ' – ').join(ordinals)} {said}"
+
+    # ---------------------------------------------------------------- years
+
+    def _year(self, year: str, case: str) -> str:
+        return self.ordinal(year, case=case).removeprefix("одна ")
+
+    def years_first(self, rule: Rules) -> None:
+        nouns = {"n": "год", "g": "года", "d": "году", "p": "году"}
+
+        @rule("г", r"(?<![\w.,:/-])(1\d{3}|20\d\d) ?(году|года|годом|год|г\.|г)(?!\w)")
+        def say(found: re.Match[str]) -> str | None:
+            year, written = found[1], found[2]
+            before = self.around.word_before(found)
+            bare = written.strip() == "г"
+            case = {"года": "g", "годом": "i", "год": "n"}.get(written)
+            if not case:
+                is_genitive = before in self.words("year_genitive") | self.words("year_months")
+                case = "g" if is_genitive else self.table("year_cases").get(before, "n")
+                if written == "г." and case == "n" and year < "1100":
+                    return None
+                if bare and case == "n":  # grams or a year
+                    return keep(found[0])
+            if written == "году":
+                case = "d" if before in ("к", "ко") else "p"
+            stop = self.around.stop(found, False) if written == "г." else ""
+            noun = written if written not in ("г", "г.") else nouns[case]
+            return f"{self._year(year, case)} {noun}{stop}"
+
+        @rule("г", rf"(?<![\w.,:/-])(1\d{{3}}|20\d\d) ?{DASH} ?(1\d{{3}}|20\d\d) ?(гг\.|гг|годы|годах)(?!\w)")
+        def span(found: re.Match[str]) -> str:
+            before = self.around.word_before(found)
+            case = "p" if before in ("в", "во") else "n"
+            stop = self.around.stop(found, False) if found[3] == "гг." else ""
+            noun = "годах" if case == "p" else "годы"
+            return f"{self._year(found[1], case)} – {self._year(found[2], case)} {noun}{stop}"
