@@ -52,7 +52,7 @@ PYDANTIC = ("Input should", "valid string", "pydantic", "Field required", "Value
 @pytest.fixture(scope="module")
 def server():
     limits = Limits(max_text=600, max_batch=8, max_batch_text=1000)
-    names = {"served_names": ["bot-voice"], "aliases": {"Alloy": "ada", "ash": "MAX"}}
+    names = {"served_names": ["bot-voice"], "voice_aliases": {"Alloy": "ada", "ash": "MAX"}}
     with ready(small_demo, limits=limits, **names) as server:
         yield server
 

@@ -36,7 +36,7 @@ PATHS = (SPEECH, BATCH, MODELS, VOICES, AUDIO_MODELS, AUDIO_VOICES)
 _DEFAULT_FORMAT = "mp3"  # OpenAI's
 _MOST_WORDS_HEADER = 4096  # bytes, as vLLM-Omni has it
 
-ERRORS: dict[int | str, dict[str, Any]] = {
+ERRORS = UNREADY | {
     code: {"description": words, "content": {"application/json": {}}}
     for code, words in (
         (400, "The request is wrong; it fails every time."),
@@ -45,7 +45,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         (429, "Too many callers; try again later."),
         (500, "This utterance failed."),
     )
-} | UNREADY
+}
 
 
 def add_api(app: FastAPI, service: EngineService) -> None:
