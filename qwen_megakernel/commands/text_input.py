@@ -26,10 +26,9 @@ def text_file(path: str | None) -> Iterator[tuple[IO[bytes], str]]:
     RequestError: it cannot be read, also within the block."""
     if path is None and sys.stdin.isatty():
         raise RequestError("no text: give --text, --file or standard input")
-    is_file = path not in (None, "-")
-    where = f"--file {path}" if is_file else "standard input"
+    where = "standard input" if path in (None, "-") else f"--file {path}"
     try:
-        with open_file(path, "a text") if is_file else nullcontext(sys.stdin.buffer) as file:
+        with nullcontext(sys.stdin.buffer) if path is None or path == "-" else open_file(path, "a text") as file:
             yield file, where
     except UnfitFile as error:
         raise RequestError(f"{where}: {error.strerror}; send a pipe to standard input, with --file -") from None
