@@ -103,9 +103,9 @@ __device__ __forceinline__ Candidate largest(B& b, const Candidates<N>& c, uint3
 // The id with the largest noisy logit among those of the k largest logits (ties with the k-th stay). Candidates are
 // tried in the order of their noisy logits; one stays if fewer than k logits are above its own. Else all that are not
 // above it go too, so tries are few: three or four where 2,048 are much alike. The block looks for the next one while
-// it counts. soon(id): it may be the one.
-template <int N, class B, class Soon>
-__device__ __forceinline__ int largest_of_top(B& b, const Candidates<N>& c, int k, Soon soon) {
+// it counts. prefetch(id): it may be the one.
+template <int N, class B, class Prefetch>
+__device__ __forceinline__ int largest_of_top(B& b, const Candidates<N>& c, int k, Prefetch prefetch) {
   Candidate tried{0, 0, 0};  // N are above it
   for (int step = 0;; step++) {
     int above;
@@ -113,7 +113,7 @@ __device__ __forceinline__ int largest_of_top(B& b, const Candidates<N>& c, int 
     if (above < k) return tried.id;
     tried = next;
     if (k == N || !tried.noisy) return tried.id;
-    soon(tried.id);
+    prefetch(tried.id);
   }
 }
 
@@ -157,11 +157,11 @@ __device__ __forceinline__ uint32_t kth_largest(B& b, const Candidates<N>& c, in
     const int n = s.listed;
     if (n <= kShortList) {
       if (b.tid < n) {
-        const uint32_t mine = s.list[b.tid];
+        const uint32_t key = s.list[b.tid];
         int above = 0, same = 0;
 #pragma unroll 8
-        for (int j = 0; j < n; j++) above += s.list[j] > mine, same += s.list[j] == mine;
-        if (above < k && k <= above + same) s.kth = mine;
+        for (int j = 0; j < n; j++) above += s.list[j] > key, same += s.list[j] == key;
+        if (above < k && k <= above + same) s.kth = key;
       }
       sync_compute<kComputeThreads>();
       return s.kth;
@@ -179,10 +179,10 @@ __device__ __forceinline__ uint32_t kth_largest(B& b, const Candidates<N>& c, in
 }
 
 // One draw: the largest noisy logit among those that top-k (ties with the k-th stay) and top-p leave.
-template <int N, class B, class Soon>
-__device__ __forceinline__ int draw(B& b, const Candidates<N>& c, const DrawParams& d, Soon soon) {
+template <int N, class B, class Prefetch>
+__device__ __forceinline__ int draw(B& b, const Candidates<N>& c, const DrawParams& d, Prefetch prefetch) {
   const int k = d.sample && d.top_k > 0 ? min(d.top_k, N) : N;
-  if (!d.sample || d.top_p >= 1.f) return largest_of_top(b, c, k, soon);
+  if (!d.sample || d.top_p >= 1.f) return largest_of_top(b, c, k, prefetch);
   // Top-p keeps the largest logits that together hold top_p of what top-k leaves. Candidates are tried in the order of
   // the draw; one stays if enough lies at or below it. The tries are bounded because a faulted launch may bring NaN.
   const uint32_t kept = k < N ? kth_largest(b, c, k) : 1;

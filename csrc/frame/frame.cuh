@@ -65,6 +65,7 @@ struct Block {
   }
 };
 
+// What a compute thread does in each step of a frame (order.cuh).
 template <class Dims>
 struct Frame {
   using T = typename Dims::Talker;
@@ -82,14 +83,13 @@ struct Frame {
   const FrameParams& p;
   Thread& b;
 
-  // Of a table, its row for the code of a group.
+  // The row of the tables for the code of a group; what they hold there, of `adapted` this thread's value.
   static __device__ __forceinline__ size_t table_row(int group, int code) {
     return static_cast<size_t>(group + 1 - kFirstLookedUp) * Dims::kCodes + code;
   }
   __device__ __forceinline__ bf16* table_heads(int group, int code) const {
     return p.tables.heads + table_row(group, code) * (P::kQkv + P::kQ);
   }
-
   __device__ __forceinline__ float* table_adapted(int group, int code) const {
     return p.tables.adapted + table_row(group, code) * P::kHidden + owned_row<P>(b);
   }
@@ -114,24 +114,24 @@ struct Frame {
     }
     b.mark(kHead);
     b.refresh();
-    constexpr int kApart = kBlocks / (8 * kColumnTiles);
-    const int chooser = b.block / kApart;
-    if (b.block % kApart == 0 && chooser < b.columns) {
-      const Column& c = p.column[chooser];
+    constexpr int kBlocksApart = kBlocks / (8 * kColumnTiles);
+    const int drawn_column = b.block / kBlocksApart;
+    if (b.block % kBlocksApart == 0 && drawn_column < b.columns) {
+      const Column& c = p.column[drawn_column];
       Candidates<N> candidates;
-      candidates.await(b, b.x.logits + chooser * Dims::kCodecVocab);
+      candidates.await(b, b.x.logits + drawn_column * Dims::kCodecVocab);
       // Some blocks are about to read the code's heads, all its embedding. They go to L2 while the code goes to them,
       // or while the block still counts.
-      auto soon = [&](int code) {
+      auto prefetch = [&](int code) {
         if (group + 1 < kGroups && pass_mode(p, group + 1) == PassMode::kLookedUp && b.tid < (P::kQkv + P::kQ) / 64)
           prefetch_l2(table_heads(group, code) + b.tid * 64);
         if (b.tid < T::kHidden / 64) prefetch_l2(embedding(group, code) + b.tid * 64);
       };
-      const int code = draw(b, candidates, group ? c.draw : c.draw0, soon);
-      if (b.tid < kBlocks) publish(b.x.drawn + b.tid * kColumns + chooser, __int_as_float(code), b.epoch);
-      soon(code);
+      const int code = draw(b, candidates, group ? c.draw : c.draw0, prefetch);
+      if (b.tid < kBlocks) publish(b.x.drawn + b.tid * kColumns + drawn_column, __int_as_float(code), b.epoch);
+      prefetch(code);
       if (b.tid == 0) {
-        p.codes[chooser * kResultWords + group] = code;
+        p.codes[drawn_column * kResultWords + group] = code;
         c.recent[c.frame % kRecentFrames * kGroups + group] = code;
         if (group == 0 && code != p.eos_id) c.seen[code] = 1;
       }

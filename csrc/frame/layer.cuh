@@ -83,14 +83,14 @@ __device__ __forceinline__ void down(B& b, const LayerWeights<S>& w) {
 
 // source: the residual before the layer, normed but for 1 / rms. b.residual: this thread's row of it. attend()
 // publishes x.attn. next_norm: [hidden], of whoever reads x.h_mlp. scales: [layers][S::kScales], of E4M3 weights.
-// known: q, k and v are looked up. heads_only: nothing is wanted behind them. See Tables.
+// looked_up: q, k and v come from the tables. heads_only: nothing is wanted behind them. See Tables.
 template <class S, class B, class Source, class Attend>
 __device__ __forceinline__ void layer(B& b, const StackWeights& stack, const float* scales, int index,
-                                      const Source& source, const bf16* next_norm, Attend attend, bool known = false,
-                                      bool heads_only = false) {
+                                      const Source& source, const bf16* next_norm, Attend attend,
+                                      bool looked_up = false, bool heads_only = false) {
   b.refresh();
   const LayerWeights<S> w(b, stack, scales, index, next_norm);
-  if (!known) qkv<S>(b, w, source);
+  if (!looked_up) qkv<S>(b, w, source);
   if (heads_only) return;
   attention(b, attend);
   o<S>(b, w);

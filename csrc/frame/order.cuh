@@ -1,4 +1,4 @@
-// The order of a frame: its steps, one after the other. It stands only here. Three take their steps in it: the
+// The order of a frame: its steps, one after the other. It stands only here. Three run it, each with its own work: the
 // producers, which fetch weights (producer.cuh), the compute warps, which multiply by them (frame.cuh), and a benchmark
 // that does nothing else (weights_alone.cu).
 #pragma once
@@ -33,7 +33,7 @@ __device__ __forceinline__ PassMode pass_mode(const FrameParams& p, int position
   return p.tables.heads && position >= kFirstLookedUp ? PassMode::kLookedUp : PassMode::kComputed;
 }
 
-// Take the steps of a launch. `steps` has a method for each.
+// Run the steps of a launch. `steps` has a method for each.
 template <class Dims, class Steps>
 __device__ __forceinline__ void run_frame(const FrameParams& p, Steps& steps) {
   if (p.tables.fill) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void run_frame(const FrameParams& p, Steps& steps) {
   steps.next_input();
 }
 
-// The steps without weights, for those who only take weights.
+// The steps that take no weights, for those who do nothing in them.
 struct WeightSteps {
   __device__ __forceinline__ void begin_tables() {}
   __device__ __forceinline__ void resume() {}

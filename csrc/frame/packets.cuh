@@ -272,11 +272,11 @@ struct MlpPackets {
 #pragma unroll
     for (int round = 0; round < kRounds; round++) {
       const int at = b.tid / 8 + round * (kComputeThreads / 8), column = at / kPackets, packet = at % kPackets,
-                mine = row(b, packet);
+                packet_row = row(b, packet);
       if (b.warp * 4 + round * (kComputeThreads / 8) >= kPackets * b.columns) break;
       const int c = min(column, b.columns - 1);
       const float inv = M::inverse_rms(partial, c);
-      const float2 sums = M::template sum_as<float2>(partial, 2 * mine, c);
+      const float2 sums = M::template sum_as<float2>(partial, 2 * packet_row, c);
       const float gate = sums.x * inv * gate_scale, up = sums.y * inv * up_scale;
       const float y = gate / (1.f + __expf(-gate)) * up;
       const uint32_t pair = pack2(y, __shfl_down_sync(~0u, y, 1));

@@ -80,7 +80,7 @@ struct Column {
 struct Tables {
   bf16* heads;               // [positions][codes][qkv; what rounding left of q], or null: nothing is looked up
   float* adapted;            // [positions][codes][predictor hidden] the adapter's output, where there is one
-  int fill;                  // the launch only fills rows of the tables: one a column, of this position
+  int fill;                  // 1: the launch only fills rows of the tables, one a column: of this position
   int position, first_code;  // and of codes first_code, first_code + 1, ...
 };
 

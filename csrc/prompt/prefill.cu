@@ -107,9 +107,9 @@ __global__ void __launch_bounds__(128) place_heads_kernel(const __grid_constant_
   if (head < p.heads) {
     to = p.q + (static_cast<int64_t>(head) * p.rows + row) * kHeadDim;
   } else {
-    const int kv = (head - p.heads) / p.kv_heads, which = (head - p.heads) % p.kv_heads;  // k or v, and its head
+    const int kv = (head - p.heads) / p.kv_heads, kv_head = (head - p.heads) % p.kv_heads;  // k or v, and its head
     to = p.kv + p.pages[at / p.page] * p.page_stride +
-         ((static_cast<int64_t>(kv) * p.kv_heads + which) * p.page + at % p.page) * kHeadDim;
+         ((static_cast<int64_t>(kv) * p.kv_heads + kv_head) * p.page + at % p.page) * kHeadDim;
     unit = unit_place(static_cast<int>(at % p.page), unit);
   }
   to += unit * 8 + lane % 4 * 2;  // the order of units is the same in both halves

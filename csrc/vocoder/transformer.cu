@@ -229,8 +229,8 @@ struct Transformer {
       receive(
           3 * frames * (D / 2), epoch,
           [&](int i) {
-            const int which = i / (frames * (D / 2)), t = i / (D / 2) % frames, d = i % (D / 2) * 2;
-            return p.qkv + static_cast<int64_t>(first_row + t) * 3 * width + which * width + head * D + d;
+            const int part = i / (frames * (D / 2)), t = i / (D / 2) % frames, d = i % (D / 2) * 2;
+            return p.qkv + static_cast<int64_t>(first_row + t) * 3 * width + part * width + head * D + d;
           },
           [&](int i) { return fresh + 2 * i; });
       __syncthreads();
