@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(256)
   for (int d = 4; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
   if (lane == 0) sound[threadIdx.x / 8] = fminf(1.0f, fmaxf(-1.0f, sum + bias[0]));
   __syncthreads();
-  const int sample = blockIdx.x * 32 + threadIdx.x;
-  if (threadIdx.x < 32 && sample < samples) to[sample] = sound[threadIdx.x];
+  const int index = blockIdx.x * 32 + threadIdx.x;
+  if (threadIdx.x < 32 && index < samples) to[index] = sound[threadIdx.x];
 }
 
 __global__ void __launch_bounds__(128) keep_histories_kernel(const __grid_constant__ Kept p) {
