@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from qwen_megakernel import cli
-from qwen_megakernel.backend import build
+from qwen_megakernel.backend import card
 from qwen_megakernel.choices import TOKEN
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.guard import OPEN
@@ -96,7 +96,7 @@ def test_what_builds_a_source_package_is_locked_in_the_same_version():
 def test_the_image_has_the_nvcc_that_doctor_recommends():
     asked = dict(line.split("==") for line in text("image/cuda.in").splitlines() if not line.startswith("#"))
     locked = installed("image/cuda.txt", MACHINES[0])
-    assert set(asked) == set(build._PIP_COMPILER) and set(asked.values()) == {"13.0.*"}
+    assert set(asked) == set(card._PIP_COMPILER) and set(asked.values()) == {"13.0.*"}
     assert locked["cuda-toolkit"].startswith("13.0.") and all(locked[name].startswith("13.0.") for name in asked)
 
 

@@ -84,7 +84,7 @@ def needed_by(name: str) -> set[str]:
 def test_a_servers_client_needs_only_what_the_documents_install():
     """No torch above all, although `qwen-megakernel` needs it."""
     for text in (read("README.md"), read(ROOT / "docs" / "pipecat.md")):
-        assert re.search(r"^pip install pipecat-ai regex(\n| && )pip install --no-deps -e \.", text, re.M)
+        assert re.search(r"^pip install pipecat-ai regex(\n| && )pip install --no-deps -e packages/spoken-text -e \.", text, re.M)
     code = "import sys; from pipecat_qwen_megakernel import MegakernelWebsocketTTSService; print(*sys.modules)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(FOLDER), str(ROOT)])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
