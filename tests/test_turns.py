@@ -18,7 +18,8 @@ from waiting import PATIENCE_S, until_in_loop, until_spoken
 
 from qwen_megakernel import EngineBusy, NoWordsError, SamplingParams, TextError, TTSEngine
 from qwen_megakernel.model.turn_text import CLAUSE_FROM, SENTENCE_FROM, TurnText
-from qwen_megakernel.speech.session import LONG_STALL_S, SpeechSession
+from qwen_megakernel.speech.session import SpeechSession
+from qwen_megakernel.speech.stall_watch import LONG_STALL_S
 from spoken_text.lexicon import Lexicon
 from spoken_text.sentence import STALL_S
 
