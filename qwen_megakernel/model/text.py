@@ -80,17 +80,18 @@ class TextTokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`. Raises TextError for lone surrogates."""
         check_unicode(text)
-        if self.folding:
-            text = self.folding(text)
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._tokenizer.encode(self._folded(text), add_special_tokens=False).ids
 
     def most_tokens(self, text: str) -> int:
         """At most so many tokens has a text: one for each byte that becomes tokens. Faster than `encode`."""
-        return bytes_of(self.folding(text) if self.folding else text)
+        return bytes_of(self._folded(text))
 
     def is_blank(self, text: str) -> bool:
         """Is nothing but white space left of it?"""
-        return not (self.folding(text) if self.folding else text).strip()
+        return not self._folded(text).strip()
+
+    def _folded(self, text: str) -> str:
+        return self.folding(text) if self.folding else text
 
     def _has_token(self, character: str) -> bool:
         return len(self._tokenizer.encode(character, add_special_tokens=False).ids) == 1

@@ -160,8 +160,13 @@ class MegakernelTTSService(SpeechService):
             self._engine = await shared_engine.acquire(self._model, **self._engine_options)
             self._check_settings(self._settings, self._engine.variant, self._engine.speakers, self._engine.languages)
             self._request(self._engine)
-        load = self._request(self._engine).front_end.load  # of an engine that nobody has warmed up
-        await asyncio.get_running_loop().run_in_executor(self._executor, load)
+        await self._load_front_end()
+
+    async def _load_front_end(self) -> None:
+        """What finding a text's language needs, if the settings ask for it, before a text waits for it."""
+        if self._engine and self._executor:
+            load = self._request(self._engine).front_end.load
+            await asyncio.get_running_loop().run_in_executor(self._executor, load)
 
     async def stop(self, frame: EndFrame):
         """Speak everything that was asked for, then release the engine."""
@@ -219,9 +224,8 @@ class MegakernelTTSService(SpeechService):
 
     async def _update_settings(self, delta: TTSSettings) -> dict[str, Any]:
         changed = await super()._update_settings(delta)
-        if changed and self._engine and self._executor:
-            load = self._request(self._engine).front_end.load
-            await asyncio.get_running_loop().run_in_executor(self._executor, load)
+        if changed:
+            await self._load_front_end()
         return changed
 
     def _is_model(self, model: str) -> bool:

@@ -236,7 +236,8 @@ class WordTimes:
         now = self.spoken_s
         self._end_unsure(now)
         if now - self._from >= _BLIP_S:
-            self._choose(self._unlikely(self._all_words(), 0, self._from, now, sure=True), now, left=1)
+            words = self._all_words()
+            self._choose(self._unlikely(words, 0, self._from, now, sure=True), now, len(words) - 2)
 
     def _go_on(self) -> None:
         """There is speech again. Soon the last pause cannot wait for the next one."""
@@ -271,7 +272,7 @@ class WordTimes:
             for count in unlikely:
                 after = self._unlikely(words, count, now, *following)
                 unlikely[count] += min(after.values(), default=_IMPOSSIBLE)
-        self._choose(unlikely, now, left)
+        self._choose(unlikely, now, len(words) - 1 - left)
 
     def _end_unsure(self, now: float) -> None:
         """No later pause will tell more about the unsure one."""
@@ -311,9 +312,8 @@ class WordTimes:
             at += words[count].weight * self._rate.seconds
         return found
 
-    def _choose(self, unlikely: dict[int, float], now: float, left: int) -> None:
-        """Give out all words up to the likeliest end, and begin anew behind it."""
-        most = len(self._all_words()) - 1 - left
+    def _choose(self, unlikely: dict[int, float], now: float, most: int) -> None:
+        """Give out all words up to the likeliest end, and begin anew behind it. `most`: the last count that can be."""
         if possible := [(cost, count) for count, cost in unlikely.items() if count <= most]:
             _, count = min(possible)
             if count > len(self._words):
