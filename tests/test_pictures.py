@@ -109,7 +109,7 @@ def test_the_diagram_in_the_docs_is_the_one_that_is_drawn(tmp_path):
     diagram.draw(str(tmp_path / "sentence"))
     for path in tmp_path.iterdir():
         assert path.read_bytes() == (STORED / path.name).read_bytes(), f"{path.name}: make pictures"
-        assert {"talker", "code predictor", "16 codes", "vocoder"} <= set(texts(path))
+        assert {"talker", "code predictor", "16 codes", "10 vocoder"} <= set(texts(path))
 
 
 @pytest.mark.slow
