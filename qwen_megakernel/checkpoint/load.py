@@ -23,7 +23,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint import foreign
 from qwen_megakernel.checkpoint.adapters import Adapter, adapter_folders, merged
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.checkpoint.fingerprint import fingerprints_of, origin
+from qwen_megakernel.checkpoint.fingerprint import fingerprints_of
 from qwen_megakernel.checkpoint.fp8 import SCALE, dequantize, flaw, part_of, parts_in, quantize_parts
 from qwen_megakernel.checkpoint.stored import INDEX, Headers, Where, read_tensors
 from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, expected_tensors, talker_tensors
@@ -118,7 +118,13 @@ class Checkpoint:
 
     def origin(self, fingerprint: str) -> str | None:
         """Where a voice with this fingerprint comes from, in words. None: from a checkpoint with other encoders."""
-        return origin(fingerprint, self.fingerprint, self.old_fingerprint)
+        if fingerprint == self.fingerprint:
+            return "made by this checkpoint"
+        if fingerprint == self.old_fingerprint:
+            return "made by this checkpoint, with a version before 0.3"
+        if fingerprint.partition(".")[0] == self.fingerprint.partition(".")[0]:
+            return "made by another checkpoint with the same encoders, such as a fine-tune"
+        return None
 
     def talker(self, device: torch.device, dtype: torch.dtype, fp8: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """Every `talker.*` tensor by name. The text embeddings stay on the CPU, because they are a third of all bytes
