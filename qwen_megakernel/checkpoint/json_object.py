@@ -79,9 +79,8 @@ class JsonObject:
 
     def require_model_type(self, expected: str) -> None:
         """Refuse the config of another kind of model."""
-        found = self.get("model_type", str)
-        if found != expected:
-            raise CheckpointError(f"{self.where}: model_type must be {expected!r}, found {reprlib.repr(found)}")
+        self.get("model_type", str)
+        self.only("model_type", expected)
 
     def only(self, key: str, *allowed: Any) -> None:
         """Refuse a setting that this implementation does not follow. A key that is missing is fine."""

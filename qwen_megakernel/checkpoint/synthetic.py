@@ -209,22 +209,22 @@ def main_spread(name: str, shape: tuple[int, ...], config: ModelConfig) -> tuple
     return gain / math.sqrt(shape[1]), 0.0
 
 
-def synthetic_config(size: str, variant: str = "custom_voice") -> ModelConfig:
+def synthetic_config(size: str) -> ModelConfig:
     """The config that `write_checkpoint` would write, without any weights."""
     with tempfile.TemporaryDirectory() as name:
-        _write_configs(Path(name), size, variant, None)
+        _write_configs(Path(name), size, "custom_voice", None)
         return ModelConfig.from_folder(Path(name))
 
 
-def random_talker(config: ModelConfig, device: torch.device, seed: int, eos_gain: float = NO_EOS) -> dict:
-    """Every `talker.*` tensor, bf16, drawn on `device`: real dims take a second instead of half a minute. The values
-    differ from those of `write_checkpoint` for the same seed."""
+def random_talker(config: ModelConfig, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+    """Every `talker.*` tensor, bf16, drawn on `device`: real dims take a second instead of half a minute. Speech does
+    not end. The values differ from those of `write_checkpoint` for the same seed."""
     generator = torch.Generator(device).manual_seed(seed)
     tensors = {}
     for name, shape in talker_tensors(config.talker).items():
         std, mean = main_spread(name, shape, config)
         tensors[name] = (torch.randn(shape, generator=generator, device=device) * std + mean).to(torch.bfloat16)
-    tensors["talker.codec_head.weight"][config.talker.codec_eos_id] *= eos_gain
+    tensors["talker.codec_head.weight"][config.talker.codec_eos_id] *= NO_EOS
     return tensors
 
 
@@ -232,6 +232,11 @@ def random_vocoder(config: ModelConfig, device: torch.device, seed: int) -> dict
     """Every `decoder.*` tensor of the speech tokenizer, fp32 on `device`, as `write_checkpoint` makes them."""
     shapes = vocoder_tensors(config.codec)
     return {name: torch.from_numpy(_codec_values(name, shape, seed)).to(device) for name, shape in shapes.items()}
+
+
+_CONV_GAINS = {"decoder.decoder.6.conv": 0.12, "encoder.encoder.layers.0.conv": 4.0, ".conv2.conv": 0.35}
+_CONV_GAINS |= {"decoder.decoder": 0.8, "": 1.1}
+"""Parts of the codec's convolutions' names -> their gains. The first that fits counts."""
 
 
 def _codec_values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -255,15 +260,5 @@ def _codec_values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
         return _normal(name, shape, seed, 1.0 / math.sqrt(shape[0]))
     if name.startswith("decoder.decoder.") and ".block.1.conv" in name:  # transposed: [in, out, 2r], stride r
         return _normal(name, shape, seed, 0.8 / math.sqrt(2 * shape[0]))
-    fan_in = math.prod(shape[1:])
-    if len(shape) == 2:
-        gain = 1.0
-    elif name == "decoder.decoder.6.conv.weight":
-        gain = 0.12
-    elif name == "encoder.encoder.layers.0.conv.weight":
-        gain = 4.0
-    elif ".conv2.conv" in name:
-        gain = 0.35
-    else:
-        gain = 0.8 if name.startswith("decoder.decoder") else 1.1
-    return _normal(name, shape, seed, gain / math.sqrt(fan_in))
+    gain = 1.0 if len(shape) == 2 else next(gain for part, gain in _CONV_GAINS.items() if part in name)
+    return _normal(name, shape, seed, gain / math.sqrt(math.prod(shape[1:])))
