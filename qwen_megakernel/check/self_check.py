@@ -288,10 +288,6 @@ def main(index: str, size: str, weights: str) -> None:
         device = torch.device("cuda", int(index))
         model = make_model(size, fp8, device, load_extension(device, fp8))
         torch.cuda.synchronize(model.device)
-    except Exception as error:
-        tell(unfinished=plain(error))
-        return
-    try:
         frame = check_frame(model)
         tell(frame=asdict(frame))
         free_memory()

@@ -8,10 +8,8 @@ from typing import Any
 
 from qwen_megakernel.checkpoint.codec_config import ENCODER_KEYS
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.checkpoint.json_object import MOST_CONFIG_BYTES
+from qwen_megakernel.checkpoint.json_object import MOST_CONFIG_BYTES, read_text
 from qwen_megakernel.checkpoint.stored import Where, opened
-from qwen_megakernel.errors import CheckpointError
-from spoken_text.files import read_file
 
 _HEX = 16  # digits of each part
 _TALKER = ("talker.model.norm.weight", "talker.model.codec_embedding.weight")
@@ -35,10 +33,7 @@ def fingerprints_of(folder: Path, config: ModelConfig, main: Where, codec: Where
     # Three slices of each: all of the codec encoder's 166 MB would take 0.2 s at each load.
     for part in _values(codec, sorted(n for n in codec if n.startswith("encoder.")), slices=True):
         encoders.update(part)
-    try:
-        old = hashlib.sha256(read_file(folder / "config.json", "a checkpoint's text", MOST_CONFIG_BYTES))
-    except OSError as error:
-        raise CheckpointError(f"{folder / 'config.json'}: cannot be read: {error.strerror}") from None
+    old = hashlib.sha256(read_text(folder / "config.json", MOST_CONFIG_BYTES).encode())
     for part in _values(main, _TALKER, rows=_ROWS):
         talker.update(part)
         old.update(part)

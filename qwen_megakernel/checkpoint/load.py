@@ -48,27 +48,18 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder whose names, shapes and dtypes were checked; tensors are read on demand.
+    """A checkpoint folder whose names, shapes and dtypes were checked; tensors are read on demand."""
 
-    Attributes:
-        folder: holds its files.
-        config: the content of its JSON files.
-        fp8: parts (fp8.PARTS) that are stored as E4M3.
-        fingerprint: a saved `Voice` carries it, so that a voice is not used with other encoders. Adapters do not change
-            it, because they leave the encoders alone.
-        old_fingerprint: what versions before 0.3 wrote into voices.
-        main, codec: where each tensor of the main model and of the speech tokenizer is stored.
-        adapters: LoRA adapters that are merged into the result of `talker`, in this order.
-    """
-
-    folder: Path
-    config: ModelConfig
-    fp8: frozenset[str]
+    folder: Path  # holds its files
+    config: ModelConfig  # the content of its JSON files
+    fp8: frozenset[str]  # parts (fp8.PARTS) that are stored as E4M3
     fingerprint: str
-    old_fingerprint: str
-    main: Where = field(repr=False)
-    codec: Where = field(repr=False)
-    adapters: tuple[Adapter, ...] = ()
+    """A saved `Voice` carries it, so that a voice is not used with other encoders. Adapters do not change it, because
+    they leave the encoders alone."""
+    old_fingerprint: str  # what versions before 0.3 wrote into voices
+    main: Where = field(repr=False)  # where each tensor of the main model is stored
+    codec: Where = field(repr=False)  # where each tensor of the speech tokenizer is stored
+    adapters: tuple[Adapter, ...] = ()  # LoRA adapters that are merged into the result of `talker`, in this order
 
     @classmethod
     def open(cls, model: str | Path, adapters: Collection[str | Path] = ()) -> "Checkpoint":

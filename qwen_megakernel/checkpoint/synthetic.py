@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from tokenizers.pre_tokenizers import ByteLevel
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.tensors import Shapes, expected_tensors, talker_tensors, vocoder_tensors
@@ -146,16 +147,13 @@ def _write_shards(folder: Path, shapes: Shapes, make, shards: int, metadata: dic
 def _write_tokenizer(folder: Path, size: int) -> None:
     """A byte-level BPE with `size` entries: the byte alphabet in GPT-2's order, then merges that build the words of
     `_WORDS` letter by letter. The role words come first, so that they are single tokens."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    alphabet = {byte: chr(byte) for byte in printable}
-    alphabet |= {b: chr(256 + n) for n, b in enumerate(sorted(set(range(256)) - set(printable)))}
-    order = [alphabet[b] for b in printable] + [alphabet[b] for b in range(256) if b not in printable]
+    splitter, order = ByteLevel(add_prefix_space=False, use_regex=False), sorted(ByteLevel.alphabet())
     merges: list[tuple[str, str]] = []
     for word in _WORDS:
         for spelling in (word,) if word in _ROLE_IDS else (word, " " + word):
-            letters = [alphabet[b] for b in spelling.encode()]
+            ((letters, _),) = splitter.pre_tokenize_str(spelling)
             for n in range(1, len(letters)):
-                pair = ("".join(letters[:n]), letters[n])
+                pair = (letters[:n], letters[n])
                 if pair not in merges:
                     merges.append(pair)
     merges = merges[: size - len(order)]

@@ -68,13 +68,7 @@ class Prompt:
 
 class PromptBuilder:
     """Builds prompts for one checkpoint; constant rows are made once. Thread-safe. A method that takes a conditioning
-    raises SpeakerError or LanguageError for an unknown name; the message lists the known ones.
-
-    Attributes:
-        config, tokenizer: of the checkpoint.
-        speakers: names that a conditioning's speaker may have, in the checkpoint's order (empty unless CustomVoice).
-        languages: names that its language may have, "auto" first.
-    """
+    raises SpeakerError or LanguageError for an unknown name; the message lists the known ones."""
 
     def __init__(
         self, config: ModelConfig, tokenizer: TextTokenizer, embeddings: Embeddings, *, kept_voices: int = KEPT_VOICES
@@ -83,8 +77,10 @@ class PromptBuilder:
         self.config = config
         self.tokenizer = tokenizer
         self._embed = embeddings
+        # Names that a conditioning's speaker may have, in the checkpoint's order (empty unless CustomVoice).
         self.speakers: tuple[str, ...] = tuple(config.talker.speakers)
-        # Dialects are chosen through their speakers; the reference implementation hides them from its list too.
+        # Names that its language may have. Dialects are chosen through their speakers; the reference implementation
+        # hides them from its list too.
         self.languages: tuple[str, ...] = (AUTO, *config.talker.named_languages)
         spellings_of(self.languages)  # may take a third of a second; no request should wait for it
         self._newline = tokenizer.encode("\n")
