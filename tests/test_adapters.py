@@ -19,8 +19,8 @@ from torch import Tensor
 
 from qwen_megakernel import CheckpointError, TTSEngine
 from qwen_megakernel.checkpoint import adapters as module_under_test
+from qwen_megakernel.checkpoint.derive import quantize_checkpoint
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
 from qwen_megakernel.checkpoint.tensors import talker_tensors
 from qwen_megakernel.choices import WEIGHTS
 from qwen_megakernel.cli import main

@@ -37,7 +37,7 @@ from qwen_megakernel.check import reference
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.json_object import JsonObject, read_json
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.checkpoint.synthetic_config import codec_config
+from qwen_megakernel.checkpoint.synthetic import json_files
 from qwen_megakernel.commands.batch_input import read_lines
 from qwen_megakernel.commands.manifest import Manifest
 from qwen_megakernel.commands.text_input import read_text
@@ -227,7 +227,7 @@ FOREIGN |= {"quantization_config": {"quant_method": "x"}, "torchscript": True, "
 
 
 def test_only_known_keys_of_the_encoders_config_reach_transformers():
-    plain = codec_config(False, 64)
+    plain = json_files("tiny")["speech_tokenizer/config.json"]
     tampered = json.loads(json.dumps(plain))
     tampered["encoder_config"] |= FOREIGN
     read = CodecConfig.from_json(JsonObject(tampered, "x"))

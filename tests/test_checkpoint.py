@@ -16,7 +16,7 @@ from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.config import ModelConfig, TalkerConfig
 from qwen_megakernel.checkpoint.json_object import JsonObject
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint, find_checkpoint
-from qwen_megakernel.checkpoint.synthetic_config import GENERATION, codec_config, main_config
+from qwen_megakernel.checkpoint.synthetic import json_files
 from qwen_megakernel.checkpoint.tensors import expected_tensors
 
 CPU, NORM = torch.device("cpu"), "talker.model.norm.weight"
@@ -62,9 +62,8 @@ def safetensors_bytes(shapes: dict, item: int, dtype: str, metadata: dict | None
 def test_the_published_files_hold_exactly_these_names_and_shapes(tmp_path, size, variant, tensors, published):
     """The byte sizes of the published files follow from every name, shape and dtype."""
     (tmp_path / "speech_tokenizer").mkdir()
-    (tmp_path / "config.json").write_text(json.dumps(main_config(size, variant)))
-    (tmp_path / "generation_config.json").write_text(json.dumps(GENERATION))
-    (tmp_path / "speech_tokenizer" / "config.json").write_text(json.dumps(codec_config(True, 2048)))
+    for name, content in json_files(size, variant).items():
+        (tmp_path / name).write_text(json.dumps(content))
     main, codec = expected_tensors(ModelConfig.from_folder(tmp_path))
     assert len(main) == tensors
     assert safetensors_bytes(main, 2, "BF16", None if variant == "base" else {"format": "pt"}) == published
@@ -294,7 +293,7 @@ def test_generation_config_gives_the_defaults(copy):
 
 
 def test_ids_come_from_the_checkpoint():
-    published = TalkerConfig.from_json(JsonObject(main_config("1.7b", "custom_voice")["talker_config"], "x"))
+    published = TalkerConfig.from_json(JsonObject(json_files("1.7b")["config.json"]["talker_config"], "x"))
     assert (published.codec_eos_id, published.codec_pad_id, published.first_suppressed_id) == (2150, 2148, 2048)
     assert published.speakers["vivian"] == 3065 and published.languages["german"] == 2053
     assert published.dialects == {"eric": "sichuan_dialect", "dylan": "beijing_dialect"}
@@ -303,7 +302,7 @@ def test_ids_come_from_the_checkpoint():
 
 
 def test_codec_rates_must_agree():
-    codec = codec_config(False, 256) | {"decode_upsample_rate": 960}
+    codec = json_files("tiny")["speech_tokenizer/config.json"] | {"decode_upsample_rate": 960}
     with pytest.raises(CheckpointError, match="decode_upsample_rate .*1920"):
         CodecConfig.from_json(JsonObject(codec, "x"))
 

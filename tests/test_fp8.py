@@ -19,7 +19,7 @@ from qwen_megakernel import BackendError, CheckpointError, SamplingParams, TTSEn
 from qwen_megakernel.backend.pack import block_rows, pack, row_parts
 from qwen_megakernel.backend.sizes import MLP_PACKET, PACKET
 from qwen_megakernel.backend.targets import BLOCKS
-from qwen_megakernel.checkpoint import quantize as quantize_module
+from qwen_megakernel.checkpoint import derive
 from qwen_megakernel.checkpoint.fp8 import LARGEST, SCALE, dequantize, dequantized, name_of, part_of, quantize
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
@@ -321,7 +321,7 @@ def test_a_full_disk_leaves_nothing(bf16, tmp_path, monkeypatch, capsys):
     def full(*_args) -> None:
         raise SafetensorError("no space left")
 
-    monkeypatch.setattr(quantize_module, "save_file", full)
+    monkeypatch.setattr(derive, "save_file", full)
     before = sorted(tmp_path.iterdir())
     assert cli.main(["quantize", str(bf16), str(tmp_path / "out")]) == 1
     assert "no space left" in capsys.readouterr().err and sorted(tmp_path.iterdir()) == before

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from waiting import slow_case
 
 from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel.checkpoint.derive import quantize_checkpoint
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
 from qwen_megakernel.errors import CheckpointError, CheckpointNotFoundError
 from qwen_megakernel.model.text import TextTokenizer
 

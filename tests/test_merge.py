@@ -23,9 +23,8 @@ from safetensors.torch import load_file, save_file
 from serving import ready
 
 from qwen_megakernel import CheckpointError, SamplingParams, TTSEngine
+from qwen_megakernel.checkpoint.derive import merge_checkpoint, quantize_checkpoint
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.checkpoint.merge import merge_checkpoint
-from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.checkpoint.tensors import talker_tensors
 from qwen_megakernel.choices import WEIGHTS

@@ -39,7 +39,7 @@ def tokenizer(request, tiny):
 
 
 def ids_of(tokenizer, pieces) -> list[int]:
-    encoder = PieceEncoder(tokenizer.encode, "assistant\n", tokenizer.folding)
+    encoder = PieceEncoder(tokenizer, "assistant\n")
     return [i for piece in pieces for i in encoder.push(piece)] + encoder.flush()
 
 
@@ -52,7 +52,7 @@ def test_ids_do_not_depend_on_how_the_text_was_cut(tokenizer, text, seed):
 @settings(max_examples=300)
 @given(text=texts, seed=st.integers(0, 2**32))
 def test_ids_equal_the_whole_texts_where_no_run_is_too_long(tokenizer, text, seed):
-    encoder, longest = PieceEncoder(tokenizer.encode, "assistant\n", tokenizer.folding), 0
+    encoder, longest = PieceEncoder(tokenizer, "assistant\n"), 0
     for character in text:
         encoder.push(character)
         longest = max(longest, encoder.held)
@@ -71,16 +71,16 @@ def test_the_first_word_may_be_as_long_as_any_other(tokenizer, text):
 
 
 def test_a_piece_of_any_size_is_taken_in_time_that_grows_with_it(tokenizer):
-    encoder, long = PieceEncoder(tokenizer.encode, folding=tokenizer.folding), "word after word, " * 30_000
+    encoder, long = PieceEncoder(tokenizer), "word after word, " * 30_000
     ids = encoder.push(long) + encoder.flush()
     assert ids == tokenizer.encode(long)
 
 
 def test_no_more_than_a_word_is_held_back(tokenizer):
-    encoder = PieceEncoder(tokenizer.encode, folding=tokenizer.folding)
+    encoder = PieceEncoder(tokenizer)
     assert encoder.push("Hello") == [] and encoder.held == 5
     assert encoder.push(" ") == tokenizer.encode("Hello") and encoder.held == 1
-    encoder = PieceEncoder(tokenizer.encode, folding=tokenizer.folding)
+    encoder = PieceEncoder(tokenizer)
     most = 0
     for character in "今天天气真好我们一起去公园散步然后回家吃饭看电影吧":
         encoder.push(character)

@@ -662,7 +662,7 @@ class StandIn(TorchFrameDecoder):
 
     def _look(self, slot: int, codes) -> None:
         """The last frame's hidden state and logits go to column 0."""
-        prompt = self_check.make_prompt(self._model, self_check.PROMPT_ROWS[slot], seed=slot)
+        prompt = self_check.make_prompt(self._model, slot)
         hidden = teacher_forced_talker(self._config.talker, self._exact, prompt, codes)
         logits = teacher_forced_logits(self._config.talker, self._exact, hidden, codes)
         self._seen[0][0] = hidden[-1]

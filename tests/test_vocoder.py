@@ -14,7 +14,7 @@ from qwen_megakernel.backend.vocoder_weights import halves, packed
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.json_object import JsonObject
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.checkpoint.synthetic_config import codec_config
+from qwen_megakernel.checkpoint.synthetic import json_files
 from qwen_megakernel.checkpoint.tensors import vocoder_tensors
 from qwen_megakernel.model.vocoder import TorchVocoder
 
@@ -110,7 +110,7 @@ def test_a_frames_samples_never_change_with_what_follows(make):
 
 
 def test_published_dims_have_1298496_values_of_state_per_stream():
-    config = CodecConfig.from_json(JsonObject(codec_config(real_dims=True, codes=2048), "codec"))
+    config = CodecConfig.from_json(JsonObject(json_files("0.6b")["speech_tokenizer/config.json"], "codec"))
     tensors = {n: torch.empty(s, device="meta") for n, s in vocoder_tensors(config).items()}
     vocoder = TorchVocoder(config.vocoder, tensors, slots=3)
     assert sum(t[0].numel() for t in vocoder._state.values()) == 1_298_496
@@ -186,7 +186,7 @@ def obstacle(monkeypatch):
     """obstacle(model, multiprocessors, shared KB a block may have): what keeps it from such a GPU."""
 
     def ask(model: str, multiprocessors: int, shared_kb: int) -> str | None:
-        config = CodecConfig.from_json(JsonObject(codec_config(real_dims=True, codes=2048), "codec")).vocoder
+        config = CodecConfig.from_json(JsonObject(json_files("0.6b")["speech_tokenizer/config.json"], "codec")).vocoder
         if model == "demo":
             config = Checkpoint.open("demo").config.codec.vocoder
         numbers = {"multi_processor_count": multiprocessors, "shared_memory_per_block_optin": shared_kb * 1024}

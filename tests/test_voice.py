@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from qwen_megakernel import AudioError, BackendError, RequestError, SpeakerError, TTSEngine, Voice, VoiceError
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model import audio_file
-from qwen_megakernel.model.recording import load_audio, load_recording
+from qwen_megakernel.model.recording import load_recording
 from qwen_megakernel.model.vocoder import TorchVocoder
 from qwen_megakernel.model.voice import log_mel, mean_vector
 from qwen_megakernel.sampling_params import GREEDY
@@ -27,27 +27,31 @@ from qwen_megakernel.sampling_params import GREEDY
 RATE = 24000
 
 
+def read_samples(audio, rate: int) -> np.ndarray:
+    return load_recording(audio, rate, trim=False).samples
+
+
 def test_files_and_arrays_are_the_same_audio(tmp_path):
     samples = reference_audio()
     soundfile.write(tmp_path / "a.wav", samples, RATE, subtype="FLOAT")
-    assert np.array_equal(load_audio(tmp_path / "a.wav", RATE), samples)
-    assert np.array_equal(load_audio(str(tmp_path / "a.wav"), RATE), load_audio((samples, RATE), RATE))
+    assert np.array_equal(read_samples(tmp_path / "a.wav", RATE), samples)
+    assert np.array_equal(read_samples(str(tmp_path / "a.wav"), RATE), read_samples((samples, RATE), RATE))
 
 
 def test_channels_are_averaged_and_integers_scaled(tmp_path):
     left, right = reference_audio(seed=1), reference_audio(seed=2)
     stereo = np.stack([left, right], axis=1)
-    assert np.allclose(load_audio((stereo, RATE), RATE), (left + right) / 2, atol=1e-7)
+    assert np.allclose(read_samples((stereo, RATE), RATE), (left + right) / 2, atol=1e-7)
     pcm = (left * 32767).astype(np.int16)
     soundfile.write(tmp_path / "a.flac", pcm, RATE)
-    assert np.allclose(load_audio((pcm, RATE), RATE), pcm / 32768.0, atol=1e-7)
-    assert np.array_equal(load_audio(tmp_path / "a.flac", RATE), load_audio((pcm, RATE), RATE))
+    assert np.allclose(read_samples((pcm, RATE), RATE), pcm / 32768.0, atol=1e-7)
+    assert np.array_equal(read_samples(tmp_path / "a.flac", RATE), read_samples((pcm, RATE), RATE))
 
 
 @pytest.mark.parametrize("rate", [8000, 16000, 22050, 44100, 48000])
 def test_other_rates_are_resampled(rate):
     tone = np.sin(2 * np.pi * 440 * np.arange(int(1.1 * rate)) / rate).astype(np.float32)
-    ours = load_audio((tone, rate), RATE)
+    ours = read_samples((tone, rate), RATE)
     expected = np.sin(2 * np.pi * 440 * np.arange(len(ours)) / RATE)
     assert len(ours) == np.ceil(len(tone) * RATE / rate)
     assert np.abs(ours - expected)[2000:-2000].max() < 1e-3
@@ -81,7 +85,7 @@ def sound(seconds: float, rate: int = RATE) -> np.ndarray:
 )
 def test_audio_that_cannot_be_used_is_refused_with_the_reason(audio, message):
     with pytest.raises(AudioError, match=message):
-        load_audio(audio, RATE)
+        read_samples(audio, RATE)
 
 
 def test_a_small_file_of_many_channels_takes_no_more_than_its_sound(tmp_path):
@@ -89,12 +93,12 @@ def test_a_small_file_of_many_channels_takes_no_more_than_its_sound(tmp_path):
     soundfile.write(path, np.repeat(tone[:, None], 8, axis=1), 48_000)
     tracemalloc.start()
     try:
-        samples = load_audio(path, 24_000)
+        samples = read_samples(path, 24_000)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert len(samples) == 24_000 * 30 and peak < 30e6  # decoded at once it is 46 MB, and as much again
-    assert np.array_equal(load_audio(path, 48_000), soundfile.read(path, dtype="float32")[0].mean(axis=1))
+    assert np.array_equal(read_samples(path, 48_000), soundfile.read(path, dtype="float32")[0].mean(axis=1))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +109,7 @@ def test_a_small_file_of_many_channels_takes_no_more_than_its_sound(tmp_path):
 def test_files_that_are_no_audio_are_refused(name, content, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(AudioError, match=name):
-        load_audio(tmp_path / name, RATE)
+        read_samples(tmp_path / name, RATE)
 
 
 # ---------------------------------------------------------------- files as the world makes them
@@ -156,7 +160,7 @@ def tone(seconds: float, rate: int) -> np.ndarray:
 def test_recordings_of_phones_and_browsers_are_read(kind, codec, video, tmp_path):
     path = tmp_path / "me"
     path.write_bytes(encoded(kind, codec, video=video))
-    samples, expected = load_audio(path, RATE), tone(1, RATE) / 32768
+    samples, expected = read_samples(path, RATE), tone(1, RATE) / 32768
     assert len(samples) == pytest.approx(RATE, abs=2048), "and a coder's delay at most"
     spectrum = np.abs(np.fft.rfft(samples[4000:20_000]))
     assert spectrum.argmax() * RATE / 16_000 == pytest.approx(440, abs=2)
@@ -168,7 +172,7 @@ def test_what_ffmpeg_reads_is_bounded(tmp_path, monkeypatch):
     path.write_bytes(encoded("webm", "libopus", seconds=70, channels=1))
     monkeypatch.setattr(audio_file, "_mean", lambda frame: decoded.append(frame.samples))
     with pytest.raises(AudioError, match=r"me\.webm .*0\.5 to 60 seconds"):
-        load_audio(path, RATE)
+        read_samples(path, RATE)
     assert sum(decoded) < 61 * 48_000
     for name, value, words in (
         ("MAX_CHANNELS", 1, "at most 1 channels, found 2"),
@@ -180,7 +184,7 @@ def test_what_ffmpeg_reads_is_bounded(tmp_path, monkeypatch):
         path.write_bytes(encoded("webm", "libopus"))
         with monkeypatch.context() as patch, pytest.raises(AudioError, match=words):
             patch.setattr(audio_file, name, value)
-            load_audio(path, RATE)
+            read_samples(path, RATE)
 
 
 def test_a_file_opens_no_other_file(tmp_path):
@@ -193,7 +197,7 @@ def test_a_file_opens_no_other_file(tmp_path):
     for name, text in lists.items():
         (tmp_path / name).write_text(text)
         with pytest.raises(AudioError, match=f"{name}: .*WAV, FLAC"):
-            load_audio(tmp_path / name, RATE)
+            read_samples(tmp_path / name, RATE)
 
 
 def test_broken_recordings_are_refused_in_one_sentence(tmp_path):
@@ -208,7 +212,7 @@ def test_broken_recordings_are_refused_in_one_sentence(tmp_path):
     ):
         (tmp_path / "me").write_bytes(content)
         with pytest.raises(AudioError, match=words) as error:
-            load_audio(tmp_path / "me", RATE)
+            read_samples(tmp_path / "me", RATE)
         assert "\n" not in str(error.value)
 
 
@@ -222,7 +226,7 @@ def test_a_wav_without_a_length_is_read_to_its_end(size, chunk, backend, tmp_pat
     path.write_bytes(b"RIFF" + length + b"WAVE" + fmt + chunk + b"data" + length + sound.tobytes())
     if backend == "FFmpeg":
         monkeypatch.setattr(audio_file, "_by_libsndfile", refuse)
-    assert np.array_equal(load_audio(path, RATE), sound / np.float32(32768))
+    assert np.array_equal(read_samples(path, RATE), sound / np.float32(32768))
 
 
 def refuse(*_args):
@@ -234,7 +238,7 @@ def test_a_flac_without_a_length_is_read_to_its_end(tmp_path):
     flac[21] &= 0xF0
     flac[22:26] = bytes(4)  # the number of samples; 0: not known
     (tmp_path / "a.flac").write_bytes(flac)
-    assert np.allclose(load_audio(tmp_path / "a.flac", 48_000), tone(1, 48_000) / 32768, atol=1e-4)
+    assert np.allclose(read_samples(tmp_path / "a.flac", 48_000), tone(1, 48_000) / 32768, atol=1e-4)
 
 
 def test_log_mel_has_a_frame_per_256_samples():

@@ -215,10 +215,8 @@ class Reference:
         (`history`: the codes 0 before it), minimum length and suppressed ids are applied."""
         logits = self.logits[16 * frame + group].float().clone()
         if group == 0:
-            talker, penalty = (
-                self.model.config.talker_config,
-                self.api.generate_defaults.get("repetition_penalty", 1.05),
-            )
+            talker = self.model.config.talker_config
+            penalty = self.api.generate_defaults.get("repetition_penalty", 1.05)
             for code in set(history):
                 logits[code] = logits[code] * penalty if logits[code] < 0 else logits[code] / penalty
             eos = logits[talker.codec_eos_token_id].clone()

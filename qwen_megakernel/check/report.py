@@ -30,14 +30,10 @@ def parting(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, int] | None:
     return None if len(ours) == len(theirs) else (n, 0)
 
 
-def gap(logits: Tensor) -> float:
-    """The difference between the two best logits [candidates] of a draw."""
-    return abs(float(logits.topk(2).values.diff()))
-
-
 def tie(logits: Tensor) -> tuple[float, float]:
-    """(gap, bound) of a draw from its logits [candidates]. A gap below the bound is a tie."""
-    return gap(logits), TIE * max(1.0, float(logits.nan_to_num(0.0, 0.0, 0.0).abs().max()))
+    """(gap, bound) of a draw from its logits [candidates]: the difference between the two best, and what it is below
+    for a tie."""
+    return abs(float(logits.topk(2).values.diff())), TIE * max(1.0, float(logits.nan_to_num(0.0, 0.0, 0.0).abs().max()))
 
 
 def new_folder(output: str | None, model: str) -> Path:

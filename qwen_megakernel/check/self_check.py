@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -53,6 +53,9 @@ PCM = 2e-5  # the largest allowed difference between samples of the vocoder's ke
 PUSHES = (1, 1, 2, 4, 8, 3, 5, 16)  # frames of each vocoder push
 
 
+_P = TypeVar("_P", bound=Part)
+
+
 class Wrong(Exception):
     """A result is wrong; the message says which."""
 
@@ -68,9 +71,15 @@ def plain(error: Exception) -> str:
     return first if isinstance(error, Wrong | TTSError) else f"{type(error).__name__}: {first}"
 
 
-def is_memory(error: Exception) -> bool:
-    """Did memory run out? That says nothing about the kernel."""
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
+def judged(check: Callable[[], _P], wrong: Callable[[str], _P]) -> _P:
+    """The result of `check`, or that of `wrong` for the error that it raised. Raises Exception: memory ran out, which
+    says nothing about the kernel."""
+    try:
+        return check()
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+            raise
+        return wrong(plain(error))
 
 
 # ---------------------------------------------------------------- the model
@@ -94,9 +103,9 @@ def make_model(size: str, fp8: Collection[str], device: torch.device, extension:
     return Model(config, quantized(tensors, frozenset(fp8)), device, extension)
 
 
-def make_prompt(model: Model, rows: int, seed: int) -> Prompt:
-    """A prompt of noise, with three trailing text rows."""
-    generator = torch.Generator(model.device).manual_seed(seed)
+def make_prompt(model: Model, slot: int) -> Prompt:
+    """A slot's prompt: noise, with three trailing text rows."""
+    rows, generator = PROMPT_ROWS[slot % len(PROMPT_ROWS)], torch.Generator(model.device).manual_seed(slot)
     shape = (rows + 4, model.config.talker.stack.hidden_size)
     noise = (torch.randn(shape, generator=generator, device=model.device) * 0.5).to(torch.bfloat16)
     return Prompt(noise[:rows], noise[rows:-1], noise[-1])
@@ -106,21 +115,12 @@ def make_prompt(model: Model, rows: int, seed: int) -> Prompt:
 
 
 def check_frame(model: Model) -> FramePart:
-    """Check the frame kernel and time it. This empties `model.stored`. Raises Exception: memory ran out
-    (`is_memory`)."""
-    figures: dict[str, Any] = {}
-    try:
-        _check_frame(model, figures)
-    except Exception as error:
-        if is_memory(error):
-            raise
-        return FramePart(False, plain(error), **figures)
-    told = "its codes are the same alone and beside others, and its error is below PyTorch bf16's"
-    return FramePart(True, told, **figures)
+    """Check the frame kernel and time it. This empties `model.stored`. Raises what `judged` does."""
+    figures: dict[str, Any] = {}  # FramePart's other fields, as far as the check came
+    return judged(lambda: _check_frame(model, figures), lambda told: FramePart(False, told, **figures))
 
 
-def _check_frame(model: Model, figures: dict[str, float]) -> None:
-    """Fill `figures`, FramePart's fields, one by one."""
+def _check_frame(model: Model, figures: dict[str, Any]) -> FramePart:
     config, norm = model.config, model.stored["talker.model.norm.weight"]
     sampling, build = SamplingParams().over(config.sampling), model.extension
     tell(done=0.1, what="comparing codes")
@@ -138,7 +138,7 @@ def _check_frame(model: Model, figures: dict[str, float]) -> None:
     tell(done=0.6, what="timing frames")
     figures["kernel_ms"] = frame_ms(kernel, norm, sampling, 1, 100)
     greedy = GREEDY.over(config.sampling)
-    seen = [observed(kernel, slot, make_prompt(model, PROMPT_ROWS[slot], slot), greedy, COMPARED) for slot in (0, 1)]
+    seen = [observed(kernel, slot, make_prompt(model, slot), greedy, COMPARED) for slot in (0, 1)]
     if sum(len(made[0]) for made in seen if made) < 2 * COMPARED:
         raise Wrong("a sequence ended, but with these weights none should")
     del kernel
@@ -148,7 +148,9 @@ def _check_frame(model: Model, figures: dict[str, float]) -> None:
     del eager
     free_memory()
     tell(done=0.75, what="comparing with fp32")
-    check_errors(model, tensors, seen, figures)
+    figures["error_ratio"] = check_errors(model, tensors, seen)
+    told = "its codes are the same alone and beside others, and its error is below PyTorch bf16's"
+    return FramePart(True, told, **figures)
 
 
 def speak(kernel: MegakernelFrameDecoder, group: list[int], requests: list[tuple]) -> dict[int, list]:
@@ -176,7 +178,7 @@ def check_codes(kernel: MegakernelFrameDecoder, model: Model, narrow: int, launc
     slots, draw, requests = list(range(kernel.slots)), random.Random(0), []
     for slot in slots:
         sampling = (SamplingParams(seed=slot) if slot % 3 else GREEDY).over(model.config.sampling)
-        requests.append((make_prompt(model, PROMPT_ROWS[slot % len(PROMPT_ROWS)], slot), sampling))
+        requests.append((make_prompt(model, slot), sampling))
     alone = {slot: speak(kernel, [slot], requests)[slot] for slot in slots}
     began, done, rounds = time.monotonic(), 0, 0
     while done < LAUNCHES and (rounds < 2 or time.monotonic() - began < SECONDS):
@@ -193,18 +195,15 @@ def check_codes(kernel: MegakernelFrameDecoder, model: Model, narrow: int, launc
 
 
 @torch.inference_mode()
-def check_errors(
-    model: Model, tensors: dict[str, Tensor], seen: Sequence[Sequence[Tensor]], figures: dict[str, float]
-) -> None:
+def check_errors(model: Model, tensors: dict[str, Tensor], seen: Sequence[Sequence[Tensor]]) -> float:
     """Check that the kernel's hidden states and logits are no further from fp32 than those of PyTorch in bf16.
     `tensors`: every `talker.*` tensor, bf16; converted to fp32 in place. `seen`: what `observed` returned for each
-    slot's prompt. `figures`: receives `error_ratio`, the largest of all parts. Raises Wrong: they are further away, or
-    not numbers."""
+    slot's prompt. Returns the largest ratio of the two errors. Raises Wrong: they are further away, or not numbers."""
 
     def forced() -> list[Tensor]:
         """`teacher_forced`, of all sequences one after the other."""
         every = [
-            teacher_forced(model.config.talker, tensors, make_prompt(model, PROMPT_ROWS[slot], slot), codes)
+            teacher_forced(model.config.talker, tensors, make_prompt(model, slot), codes)
             for slot, (codes, *_) in enumerate(seen)
         ]
         return [torch.cat(part) for part in zip(*every, strict=True)]
@@ -218,24 +217,19 @@ def check_errors(
         if not error <= usual:  # also true for NaN
             raise Wrong(f"its error of {name} is {error:.1e}, above PyTorch bf16's {usual:.1e}")
         ratios.append(error / usual)
-    figures["error_ratio"] = max(ratios)
+    return max(ratios)
 
 
 # ---------------------------------------------------------------- the vocoder's kernels
 
 
 def check_vocoder(model: Model) -> Part:
-    """Check the vocoder's kernels and time them. Raises Exception: memory ran out (`is_memory`)."""
+    """Check the vocoder's kernels and time them. Raises what `judged` does."""
     config = model.config.codec.vocoder
     if obstacle := why_no_graphs(config, model.device):
         return Part(True, f"not checked: {obstacle}")
     tensors = random_vocoder(model.config, model.device, seed=0)
-    try:
-        return _check_vocoder(model, tensors)
-    except Exception as error:
-        if is_memory(error):
-            raise
-        return Part(False, plain(error))
+    return judged(lambda: _check_vocoder(model, tensors), lambda told: Part(False, told))
 
 
 @torch.inference_mode()
@@ -294,10 +288,6 @@ def main(index: str, size: str, weights: str) -> None:
         device = torch.device("cuda", int(index))
         model = make_model(size, fp8, device, load_extension(device, fp8))
         torch.cuda.synchronize(model.device)
-    except Exception as error:
-        tell(unfinished=plain(error))
-        return
-    try:
         frame = check_frame(model)
         tell(frame=asdict(frame))
         free_memory()

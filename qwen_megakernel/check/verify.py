@@ -44,7 +44,7 @@ from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.choices import VERIFIED_FRAMES
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder
-from qwen_megakernel.model.recording import load_audio
+from qwen_megakernel.model.recording import load_recording
 from qwen_megakernel.model.sampling import Code0Rules
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
@@ -244,14 +244,18 @@ def verify(
     _refuse_what_cannot_be_verified(checkpoint, ref_audio, frames)
     plan = selection.choose(checkpoint)
     where = plan.device
-    sound = reference_audio() if ref_audio is None else load_audio(ref_audio, config.codec.sample_rate)
-    ref_text = REF_TEXT if ref_audio is None else text_of(ref_text)
+    if ref_audio is None:
+        sound, ref_text = reference_audio(), REF_TEXT
+    else:
+        sound, ref_text = load_recording(ref_audio, config.codec.sample_rate, trim=False).samples, text_of(ref_text)
     cases = cases_of(config, in_context=ref_text is not None)
 
     print(f"{model}: {config.variant}, {config.size}, on {where}; at most {frames} frames")
     versions = _tell_versions(module)
-    if config.variant == "base":
-        _tell_what_is_cloned(ref_audio, ref_text)
+    if config.variant == "base" and ref_audio is None:
+        print("note   without --ref-audio a synthetic sound is cloned, nobody's voice")
+    if config.variant == "base" and ref_text is None:
+        print("note   without --ref-text in-context cloning is not compared")
 
     report = Report(folder, config.codec.sample_rate, cases)  # fails early if the folder cannot be written
     log.info("ours in fp32, greedy")
@@ -297,13 +301,6 @@ def _refuse_what_cannot_be_verified(checkpoint: Checkpoint, ref_audio: str | Non
         )
     if not 1 <= frames <= MOST_FRAMES:
         raise RequestError(f"--frames must be 1 to {MOST_FRAMES}, got {frames}")
-
-
-def _tell_what_is_cloned(ref_audio: str | None, ref_text: str | None) -> None:
-    if ref_audio is None:
-        print("note   without --ref-audio a synthetic sound is cloned, nobody's voice")
-    if ref_text is None:
-        print("note   without --ref-text in-context cloning is not compared")
 
 
 def _tell_versions(module: ModuleType | None) -> dict[str, str]:

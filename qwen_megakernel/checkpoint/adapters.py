@@ -15,16 +15,14 @@ transformer of either. All names and shapes must fit one of these, and one alone
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.json_object import MOST_HEADER_BYTES, JsonObject, StoredTensor, read_header, read_json
+from qwen_megakernel.checkpoint.json_object import JsonObject, read_json
+from qwen_megakernel.checkpoint.stored import MOST_HEADER_BYTES, StoredTensor, opened, read_header
 from qwen_megakernel.checkpoint.tensors import Shapes
 from qwen_megakernel.errors import CheckpointError
 
@@ -105,47 +103,33 @@ class Adapter:
             raise CheckpointError(f"{tensors}: cannot be read: {error.strerror}") from None
         root = _root_of(tensors, config, updates, linears)
         scales = _scales(config, updates)
-        adapter = cls(folder, {f"{root}{name}.weight": scale for name, scale in scales.items()}, root)
-        with adapter._file() as file:
+        with opened(tensors) as file:
             for name in file.keys():
-                if not bool(torch.isfinite(adapter._read(file, name)).all()):
+                if not bool(torch.isfinite(file.get_tensor(name).float()).all()):
                     raise CheckpointError(f"{tensors}: tensor {name!r} is not finite; train it again")
-        return adapter
+        return cls(folder, {f"{root}{name}.weight": scale for name, scale in scales.items()}, root)
 
-    def _file(self):
-        try:
-            return safe_open(self.folder / _TENSORS, framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{self.folder / _TENSORS}: {error}") from None
-
-    def _update(self, file: Any, weight: str) -> Tensor:
+    def update(self, weight: str) -> Tensor:
         """scale * B @ A for one weight of `scales`, fp32 [out, in]."""
         module = _PREFIX + weight.removeprefix(self._root).removesuffix(".weight")
-        return self._read(file, module + _B) @ self._read(file, module + _A) * self.scales[weight]
-
-    def _read(self, file: Any, name: str) -> Tensor:
-        try:
-            return file.get_tensor(name).float()
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{self.folder / _TENSORS}: {error}") from None
+        with opened(self.folder / _TENSORS) as file:
+            return file.get_tensor(module + _B).float() @ file.get_tensor(module + _A).float() * self.scales[weight]
 
 
 def merged(weights: Iterable[tuple[str, Tensor]], adapters: Collection[Adapter]) -> Iterator[tuple[str, Tensor]]:
     """Add the adapters' updates to weights by name, as stored and on the CPU. They are added in fp32, in the order
     given. The sum is rounded once to the weight's dtype. Raises CheckpointError: a file cannot be read any more, or a
     merged weight exceeds its dtype."""
-    with ExitStack() as stack:
-        files = [(adapter, stack.enter_context(adapter._file())) for adapter in adapters]
-        for name, weight in weights:
-            total = weight.float()
-            for adapter, file in files:
-                if name in adapter.scales:
-                    total = total + adapter._update(file, name)
-            rounded = total.to(weight.dtype)
-            if not bool(torch.isfinite(rounded).all()):
-                folders = ", ".join(str(adapter.folder) for adapter in adapters)
-                raise CheckpointError(f"tensor {name!r} with {folders} merged is not finite; train the adapter again")
-            yield name, rounded
+    for name, weight in weights:
+        total = weight.float()
+        for adapter in adapters:
+            if name in adapter.scales:
+                total = total + adapter.update(name)
+        rounded = total.to(weight.dtype)
+        if not bool(torch.isfinite(rounded).all()):
+            folders = ", ".join(str(adapter.folder) for adapter in adapters)
+            raise CheckpointError(f"tensor {name!r} with {folders} merged is not finite; train the adapter again")
+        yield name, rounded
 
 
 def _read_config(folder: Path) -> JsonObject:
@@ -224,7 +208,7 @@ def _match(patterns: JsonObject, module: str) -> str | None:
 
 def _updates(path: Path, header: Mapping[str, StoredTensor]) -> _Updates:
     """What a file updates. Each module must have an A and a B."""
-    for name, (dtype, shape, _) in sorted(header.items()):
+    for name, (_, _, dtype, shape, _) in sorted(header.items()):
         if not name.startswith(_PREFIX) or not name.endswith((_A, _B)):
             wanted = f"{_PREFIX}...{_A} or {_B}"
             raise CheckpointError(f"{path}: tensor {name!r} is not a linear layer's in LoRA ({wanted}); {_INSTEAD}")

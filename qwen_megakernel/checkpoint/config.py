@@ -299,8 +299,7 @@ class ModelConfig:
         if variant not in VARIANTS:
             raise CheckpointError(f"{js.where}: tts_model_type must be one of {VARIANTS}, found {variant!r}")
         talker = TalkerConfig.from_json(js.child("talker_config"))
-        names = ("im_start", "im_end", "tts_pad", "tts_bos", "tts_eos")
-        keys = {f"{name}_id": f"{name}_token_id" for name in names}
+        keys = {name: name.replace("_id", "_token_id") for name in _SPECIAL_IDS}
         special = _ids(js, keys, talker.text_vocab_size, _SPECIAL_IDS)
         encoder = SpeakerEncoderConfig.from_json(js.child("speaker_encoder_config")) if variant == "base" else None
         if encoder and encoder.enc_dim != talker.stack.hidden_size:

@@ -6,30 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from qwen_megakernel.checkpoint.codec_config import ENCODER_KEYS
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.checkpoint.json_object import MOST_CONFIG_BYTES
-from qwen_megakernel.checkpoint.stored import Where
-from qwen_megakernel.errors import CheckpointError
-from spoken_text.files import read_file
+from qwen_megakernel.checkpoint.json_object import MOST_CONFIG_BYTES, read_text
+from qwen_megakernel.checkpoint.stored import Where, opened
 
 _HEX = 16  # digits of each part
 _TALKER = ("talker.model.norm.weight", "talker.model.codec_embedding.weight")
 _ROWS = 8  # first rows of each of them
-
-
-def origin(of_voice: str, fingerprint: str, old: str) -> str | None:
-    """Where a voice with the fingerprint `of_voice` comes from, in words, seen from a checkpoint with the other two.
-    None: from one with other encoders."""
-    if of_voice == fingerprint:
-        return "made by this checkpoint"
-    if of_voice == old:
-        return "made by this checkpoint, with a version before 0.3"
-    if of_voice.partition(".")[0] == fingerprint.partition(".")[0]:
-        return "made by another checkpoint with the same encoders, such as a fine-tune"
-    return None
 
 
 def fingerprints_of(folder: Path, config: ModelConfig, main: Where, codec: Where) -> tuple[str, str]:
@@ -49,10 +33,7 @@ def fingerprints_of(folder: Path, config: ModelConfig, main: Where, codec: Where
     # Three slices of each: all of the codec encoder's 166 MB would take 0.2 s at each load.
     for part in _values(codec, sorted(n for n in codec if n.startswith("encoder.")), slices=True):
         encoders.update(part)
-    try:
-        old = hashlib.sha256(read_file(folder / "config.json", "a checkpoint's text", MOST_CONFIG_BYTES))
-    except OSError as error:
-        raise CheckpointError(f"{folder / 'config.json'}: cannot be read: {error.strerror}") from None
+    old = hashlib.sha256(read_text(folder / "config.json", MOST_CONFIG_BYTES).encode())
     for part in _values(main, _TALKER, rows=_ROWS):
         talker.update(part)
         old.update(part)
@@ -63,14 +44,10 @@ def fingerprints_of(folder: Path, config: ModelConfig, main: Where, codec: Where
 def _values(where: Where, names: Iterable[str], *, slices: bool = False, rows: int | None = None) -> Iterator[bytes]:
     """Values of tensors: all, or their first rows, or the first, the middle and the last one."""
     for name in names:
-        place = where[name]
-        try:
-            with safe_open(place.path, framework="pt") as file:
-                tensor = file.get_slice(place.name)
-                size = (tensor.get_shape() or [1])[0]
-                cuts = sorted({0, size // 2, size - 1}) if slices else [0]
-                for first in cuts:
-                    part = tensor[first : first + 1 if slices else rows]
-                    yield part.float().numpy().tobytes()
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{place.path}: {error}") from None
+        with opened(where[name].path) as file:
+            tensor = file.get_slice(where[name].name)
+            size = (tensor.get_shape() or [1])[0]
+            cuts = sorted({0, size // 2, size - 1}) if slices else [0]
+            for first in cuts:
+                part = tensor[first : first + 1 if slices else rows]
+                yield part.float().numpy().tobytes()

@@ -1,16 +1,13 @@
-"""Reads the JSON files of a checkpoint, and the headers of its safetensors files, which are JSON. Errors name the key
-that is missing or wrong."""
+"""Reads the JSON files of a checkpoint. Errors name the key that is missing or wrong."""
 
 import json
 import math
-import os
 import reprlib
-import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from qwen_megakernel.errors import CheckpointError
-from spoken_text.files import open_file, read_file
+from spoken_text.files import read_file
 
 MOST, MOST_LAYERS, MOST_LISTED = 2**24, 1024, 16
 """Limits for a checkpoint: the largest dim, the largest count of layers or the like, the longest list of sizes. They
@@ -19,8 +16,6 @@ keep a file's bogus numbers from allocating memory."""
 MOST_CONFIG_BYTES, MOST_TABLE_BYTES = 2**20, 2**25
 """Limits of a JSON file: one of settings (the published ones have 5 KB), and one of tokens or of tensors' names (the
 largest has 11 MB)."""
-
-MOST_HEADER_BYTES = 2**24  # of safetensors; the published ones have 100 KB
 
 
 class JsonObject:
@@ -84,9 +79,8 @@ class JsonObject:
 
     def require_model_type(self, expected: str) -> None:
         """Refuse the config of another kind of model."""
-        found = self.get("model_type", str)
-        if found != expected:
-            raise CheckpointError(f"{self.where}: model_type must be {expected!r}, found {reprlib.repr(found)}")
+        self.get("model_type", str)
+        self.only("model_type", expected)
 
     def only(self, key: str, *allowed: Any) -> None:
         """Refuse a setting that this implementation does not follow. A key that is missing is fine."""
@@ -116,37 +110,3 @@ def read_json(path: Path, most: int = MOST_CONFIG_BYTES) -> JsonObject:
         return JsonObject(json.loads(text), str(path))
     except (ValueError, RecursionError) as error:  # also integers of thousands of digits
         raise CheckpointError(f"{path}: not valid JSON: {error}") from None
-
-
-class StoredTensor(NamedTuple):
-    """A tensor by its file's header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int  # of its bytes in the file
-
-
-def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one safetensors file by name. The file's length must agree with its header. Raises
-    CheckpointError: it is no such file, or is cut off or padded. OSError: it cannot be read."""
-    with open_file(path, "safetensors") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= min(size - 8, MOST_HEADER_BYTES):
-            raise CheckpointError(f"{path}: not a safetensors file, or cut off ({size} bytes); get it again")
-        try:
-            header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            begin = 8 + length
-            tensors = {
-                name: StoredTensor(t["dtype"], tuple(t["shape"]), begin + t["data_offsets"][0])
-                for name, t in header.items()
-            }
-            end = begin + max((t["data_offsets"][1] for t in header.values()), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-            raise CheckpointError(f"{path}: broken safetensors header; get the file again") from None
-    if size != end:
-        raise CheckpointError(f"{path}: cut off or padded: {end} bytes expected, found {size}; get it again")
-    return tensors

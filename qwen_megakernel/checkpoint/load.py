@@ -23,7 +23,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint import foreign
 from qwen_megakernel.checkpoint.adapters import Adapter, adapter_folders, merged
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.checkpoint.fingerprint import fingerprints_of, origin
+from qwen_megakernel.checkpoint.fingerprint import fingerprints_of
 from qwen_megakernel.checkpoint.fp8 import SCALE, dequantize, flaw, part_of, parts_in, quantize_parts
 from qwen_megakernel.checkpoint.stored import INDEX, Headers, Where, read_tensors
 from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, expected_tensors, talker_tensors
@@ -48,27 +48,18 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder whose names, shapes and dtypes were checked; tensors are read on demand.
+    """A checkpoint folder whose names, shapes and dtypes were checked; tensors are read on demand."""
 
-    Attributes:
-        folder: holds its files.
-        config: the content of its JSON files.
-        fp8: parts (fp8.PARTS) that are stored as E4M3.
-        fingerprint: a saved `Voice` carries it, so that a voice is not used with other encoders. Adapters do not change
-            it, because they leave the encoders alone.
-        old_fingerprint: what versions before 0.3 wrote into voices.
-        main, codec: where each tensor of the main model and of the speech tokenizer is stored.
-        adapters: LoRA adapters that are merged into the result of `talker`, in this order.
-    """
-
-    folder: Path
-    config: ModelConfig
-    fp8: frozenset[str]
+    folder: Path  # holds its files
+    config: ModelConfig  # the content of its JSON files
+    fp8: frozenset[str]  # parts (fp8.PARTS) that are stored as E4M3
     fingerprint: str
-    old_fingerprint: str
-    main: Where = field(repr=False)
-    codec: Where = field(repr=False)
-    adapters: tuple[Adapter, ...] = ()
+    """A saved `Voice` carries it, so that a voice is not used with other encoders. Adapters do not change it, because
+    they leave the encoders alone."""
+    old_fingerprint: str  # what versions before 0.3 wrote into voices
+    main: Where = field(repr=False)  # where each tensor of the main model is stored
+    codec: Where = field(repr=False)  # where each tensor of the speech tokenizer is stored
+    adapters: tuple[Adapter, ...] = ()  # LoRA adapters that are merged into the result of `talker`, in this order
 
     @classmethod
     def open(cls, model: str | Path, adapters: Collection[str | Path] = ()) -> "Checkpoint":
@@ -118,7 +109,13 @@ class Checkpoint:
 
     def origin(self, fingerprint: str) -> str | None:
         """Where a voice with this fingerprint comes from, in words. None: from a checkpoint with other encoders."""
-        return origin(fingerprint, self.fingerprint, self.old_fingerprint)
+        if fingerprint == self.fingerprint:
+            return "made by this checkpoint"
+        if fingerprint == self.old_fingerprint:
+            return "made by this checkpoint, with a version before 0.3"
+        if fingerprint.partition(".")[0] == self.fingerprint.partition(".")[0]:
+            return "made by another checkpoint with the same encoders, such as a fine-tune"
+        return None
 
     def talker(self, device: torch.device, dtype: torch.dtype, fp8: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """Every `talker.*` tensor by name. The text embeddings stay on the CPU, because they are a third of all bytes

@@ -4,13 +4,17 @@ A tensor that is needed must be there once, with the shape that config.json impl
 reference implementation. Known kinds are counted in the log, unknown ones are named in a warning.
 """
 
-import contextlib
+import json
 import logging
+import os
 import re
+import struct
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,9 +22,10 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.foreign import kind_of_files, kind_of_tensors
 from qwen_megakernel.checkpoint.fp8 import SCALE, part_of
-from qwen_megakernel.checkpoint.json_object import MOST_TABLE_BYTES, StoredTensor, read_header, read_json
+from qwen_megakernel.checkpoint.json_object import MOST_TABLE_BYTES, read_json
 from qwen_megakernel.checkpoint.tensors import Shapes
 from qwen_megakernel.errors import CheckpointError
+from spoken_text.files import open_file
 
 log = logging.getLogger(__name__)
 
@@ -42,49 +47,94 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHOWN = 5  # names in one line
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a tensor is stored."""
+MOST_HEADER_BYTES = 2**24  # of safetensors; the published ones have 100 KB
+
+
+class StoredTensor(NamedTuple):
+    """A tensor by its file's header."""
 
     path: Path
     name: str  # as the file spells it
+    dtype: str
+    shape: tuple[int, ...]
     begin: int  # of its bytes in the file
 
 
-Where = Mapping[str, Place]
+Where = Mapping[str, StoredTensor]
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one safetensors file by name. The file's length must agree with its header. Raises
+    CheckpointError: it cannot be read, is no such file, or is cut off or padded."""
+    try:
+        with open_file(path, "safetensors") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            start = file.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+            if not 2 <= length <= min(size - 8, MOST_HEADER_BYTES):
+                raise CheckpointError(f"{path}: not a safetensors file, or cut off ({size} bytes); get it again")
+            text = file.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    begin = 8 + length
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        tensors = {
+            name: StoredTensor(path, name, t["dtype"], tuple(t["shape"]), begin + t["data_offsets"][0])
+            for name, t in header.items()
+        }
+        end = begin + max((t["data_offsets"][1] for t in header.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        raise CheckpointError(f"{path}: broken safetensors header; get the file again") from None
+    if size != end:
+        raise CheckpointError(f"{path}: cut off or padded: {end} bytes expected, found {size}; get it again")
+    return tensors
+
+
+@contextmanager
+def opened(path: Path, device: str = "cpu") -> Iterator[Any]:
+    """A safetensors file whose tensors can be read onto `device`. Raises CheckpointError, here or where a tensor is
+    read: it cannot be read."""
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
 
 
 @dataclass(frozen=True)
 class Headers:
-    """What the headers of a folder's safetensors files say: tensor -> its place, dtype and shape."""
+    """The tensors of a folder by the headers of its safetensors files."""
 
     folder: Path
-    tensors: dict[str, tuple[Place, str, tuple[int, ...]]]
+    tensors: dict[str, StoredTensor]
 
     @classmethod
     def read(cls, folder: Path) -> "Headers":
         """Raises CheckpointError: a file is missing or broken, or two hold the same tensor."""
-        tensors: dict[str, tuple[Place, str, tuple[int, ...]]] = {}
+        tensors: dict[str, StoredTensor] = {}
         for path in _safetensors_files(folder):
-            for name, (dtype, shape, begin) in _header(path).items():
+            for name, tensor in read_header(path).items():
                 if name in tensors:
-                    raise CheckpointError(f"{path}: tensor {name!r} is also in {tensors[name][0].path.name}")
-                tensors[name] = Place(path, name, begin), dtype, shape
+                    raise CheckpointError(f"{path}: tensor {name!r} is also in {tensors[name].path.name}")
+                tensors[name] = tensor
         if tensors and all(name.startswith(_PREFIX) for name in tensors):
-            tensors = {name.removeprefix(_PREFIX): told for name, told in tensors.items()}
+            tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
         return cls(folder, tensors)
 
     @property
     def kind(self) -> str | None:
         """The known foreign format that they are of; None: there is none."""
         metadata: dict[str, str] = {}
-        for path in {place.path for place, *_ in self.tensors.values()}:
-            with contextlib.suppress(SafetensorError, OSError), safe_open(path, framework="pt") as file:
+        for path in {tensor.path for tensor in self.tensors.values()}:
+            with suppress(CheckpointError), opened(path) as file:
                 metadata |= file.metadata() or {}
         return kind_of_tensors(self.tensors, metadata)
 
-    def check(self, expected: Shapes) -> dict[str, Place]:
-        """The places of the tensors that are needed, and of the scales of quantised ones. Raises CheckpointError: one
+    def check(self, expected: Shapes) -> Where:
+        """The tensors that are needed, and the scales of quantised ones. Raises CheckpointError: one
         is missing, misshaped or of another dtype."""
         try:
             return self._check(expected)
@@ -93,14 +143,14 @@ class Headers:
                 raise CheckpointError(f"{self.folder}: {kind}") from error
             raise
 
-    def _check(self, expected: Shapes) -> dict[str, Place]:
-        quantized = {name for name, (_, dtype, _) in self.tensors.items() if dtype == _FP8 and part_of(name)}
+    def _check(self, expected: Shapes) -> Where:
+        quantized = {name for name, tensor in self.tensors.items() if tensor.dtype == _FP8 and part_of(name)}
         parts = {part_of(name) for name in quantized}  # (fp8.PARTS); each is quantised as a whole or not at all
         for name in expected:
             if part_of(name) in parts and name in self.tensors and name not in quantized:
                 other = next(n for n in sorted(quantized) if part_of(n) == part_of(name))
                 raise CheckpointError(
-                    f"{self.folder}: {other!r} is {_FP8} and {name!r} is {self.tensors[name][1]}: quantise all of a "
+                    f"{self.folder}: {other!r} is {_FP8} and {name!r} is {self.tensors[name].dtype}: quantise all of a "
                     "part, or none"
                 )
         expected = expected | {name + SCALE: expected[name][:1] for name in quantized & expected.keys()}
@@ -110,23 +160,23 @@ class Headers:
         if missing:
             more = f" is missing, and {len(missing) - 1} more" if len(missing) > 1 else " is missing"
             unknown = [name for name, kind in extra.items() if kind is None]
-            found = f"; it has others, such as {unknown[0]!r}" if unknown else ""
-            raise CheckpointError(f"{self.folder}: tensor {missing[0]!r} {list(expected[missing[0]])}{more}{found}")
+            others = f"; it has others, such as {unknown[0]!r}" if unknown else ""
+            raise CheckpointError(f"{self.folder}: tensor {missing[0]!r} {list(expected[missing[0]])}{more}{others}")
         for name, shape in expected.items():
-            place, dtype, found_shape = self.tensors[name]
-            if found_shape != shape:
+            found = self.tensors[name]
+            if found.shape != shape:
                 raise CheckpointError(
-                    f"{place.path}: tensor {name!r}: expected shape {list(shape)}, found {list(found_shape)}"
+                    f"{found.path}: tensor {name!r}: expected shape {list(shape)}, found {list(found.shape)}"
                 )
             allowed = (_FP8,) if name in quantized else ("F32",) if name.endswith(SCALE) else _DTYPES
-            if dtype not in allowed:
+            if found.dtype not in allowed:
                 raise CheckpointError(
-                    f"{place.path}: tensor {name!r}: expected dtype {' or '.join(allowed)}, found {dtype}"
+                    f"{found.path}: tensor {name!r}: expected dtype {' or '.join(allowed)}, found {found.dtype}"
                 )
         if scale := next((n for n in extra if n.removesuffix(SCALE) in expected), None):
             raise CheckpointError(f"{self.folder}: {scale!r} is there, but its weight is not {_FP8}: quantise it again")
         self._tell(extra)
-        return {name: self.tensors[name][0] for name in expected}
+        return {name: self.tensors[name] for name in expected}
 
     def _tell(self, extra: Mapping[str, str | None]) -> None:
         """Log what is left out: tensor -> its kind."""
@@ -138,13 +188,6 @@ class Headers:
         if unknown:
             more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
             log.warning("%s: left out unknown tensors: %s%s", self.folder, ", ".join(unknown[:_SHOWN]), more)
-
-
-def _header(path: Path) -> dict[str, StoredTensor]:
-    try:
-        return read_header(path)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _left_out(name: str, parts_read: Collection[str]) -> str | None:
@@ -188,11 +231,8 @@ def read_tensors(
     for name in names:
         by_file.setdefault(where[name].path, []).append(name)
     for path, in_file in by_file.items():
-        try:
-            with safe_open(path, framework="pt", device=str(device)) as file:
-                for name in in_file:
-                    tensor = file.get_tensor(where[name].name)
-                    tensors[name] = tensor if name in as_stored else tensor.to(dtype)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: {error}") from None
+        with opened(path, str(device)) as file:
+            for name in in_file:
+                tensor = file.get_tensor(where[name].name)
+                tensors[name] = tensor if name in as_stored else tensor.to(dtype)
     return tensors

@@ -17,31 +17,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from tokenizers.pre_tokenizers import ByteLevel
 
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.checkpoint.synthetic_config import (
-    CODEC_PREPROCESSOR,
-    GENERATION,
-    PREPROCESSOR,
-    PUBLISHED_IDS,
-    PUBLISHED_VOCAB,
-    REAL_SIZES,
-    codec_config,
-    main_config,
-)
 from qwen_megakernel.checkpoint.tensors import Shapes, expected_tensors, talker_tensors, vocoder_tensors
 from qwen_megakernel.choices import SYNTHETIC_SIZES, VARIANTS
 
 NO_EOS = 0.0  # `eos_gain` that suppresses end of speech: its logit is then 0, far below the top-k of a random row
 
-_SPECIAL_TOKENS = (
-    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "
-    "<|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|> "
-    "<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|> "
-    "<tool_response> </tool_response> <think> </think> <|audio_start|> <|audio_end|> <tts_pad> <tts_text_bos> "
-    "<tts_text_eod> <tts_text_bos_single> <|audio_pad|>"
-).split()
-_NOT_SPECIAL = range(14, 26)  # indices in the list above: tokens, but not "special" ones
+_ROLE_IDS = {"user": 872, "system": 8948, "assistant": 77091}  # in published vocabularies
 _WORDS = (
     "assistant user system hello world the quick brown fox jumps over lazy dog speech is made of text and this "
     "sentence was written for a test how are you today I am fine thank it isn't don't we'll 12 345 guten morgen "
@@ -90,18 +74,54 @@ def write_checkpoint(
 
 def _write_configs(folder: Path, size: str, variant: str, codec: str | None) -> None:
     """Everything but the weights."""
-    tokenizer = folder / "speech_tokenizer"
-    tokenizer.mkdir(parents=True, exist_ok=True)
-    real = size in REAL_SIZES
-    config = main_config(size, variant)
-    _dump(folder / "config.json", config | {"random_weights": True})
-    codes = config["talker_config"]["code_predictor_config"]["vocab_size"]
-    _dump(tokenizer / "config.json", codec_config(codec == "real" or (real and codec is None), codes))
-    _dump(folder / "generation_config.json", GENERATION)
-    _dump(folder / "preprocessor_config.json", PREPROCESSOR)
-    _dump(tokenizer / "preprocessor_config.json", CODEC_PREPROCESSOR)
-    _dump(tokenizer / "configuration.json", {"framework": "pytorch", "task": "feature-extraction"})
-    _write_tokenizer(folder, config["im_start_token_id"] - 1)
+    (folder / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
+    files = json_files(size, variant, codec)
+    for name, content in files.items():
+        _dump(folder / name, content)
+    _write_tokenizer(folder, files["config.json"]["im_start_token_id"] - 1)
+
+
+def json_files(size: str, variant: str = "custom_voice", codec: str | None = None) -> dict[str, dict]:
+    """The JSON files of a checkpoint, except vocab.json: path -> content. They are those of the published 0.6B with the
+    changes that synthetic.json lists. The arguments are `write_checkpoint`'s."""
+    data = json.loads(Path(__file__).with_name("synthetic.json").read_text(encoding="utf-8"))
+    files: dict[str, dict] = data["published"]
+    config, codec_config = files["config.json"], files["speech_tokenizer/config.json"]
+    config |= {"tts_model_type": variant, "random_weights": True}
+    talker = config["talker_config"]
+    predictor = talker["code_predictor_config"]
+    published_codes = predictor["vocab_size"]
+    _change(config, data["sizes"][size])
+    if codec == "tiny" or (codec is None and size not in ("0.6b", "1.7b")):
+        _change(codec_config, data["tiny codec"])
+    if variant != "custom_voice":
+        dialects = set(talker["spk_is_dialect"].values())
+        languages = {name: n for name, n in talker["codec_language_id"].items() if name not in dialects}
+        talker |= {"codec_language_id": languages, "spk_id": {}, "spk_is_dialect": {}}
+    if variant != "base":
+        del config["speaker_encoder_config"]
+    codes = predictor["vocab_size"]
+    codec_config["decoder_config"]["codebook_size"] = codec_config["encoder_config"]["codebook_size"] = codes
+    # The talker's ids of tags, languages and speakers follow the codes. The special tokens' ids follow those of text.
+    ids = {key: value for key, value in talker.items() if key.startswith("codec_") or key in ("spk_id", "vocab_size")}
+    talker |= _moved(ids, codes - published_codes)
+    tokenizer = files["tokenizer_config.json"]
+    tokens = enumerate(tokenizer["added_tokens_decoder"].values(), start=config["im_start_token_id"] - 1)
+    tokenizer["added_tokens_decoder"] = {str(number): token for number, token in tokens}
+    return files
+
+
+def _change(values: dict, changes: dict) -> None:
+    """Put `changes` into `values`, object by object."""
+    for key, change in changes.items():
+        if isinstance(change, dict):
+            _change(values[key], change)
+        else:
+            values[key] = change
+
+
+def _moved(ids: dict, by: int) -> dict:
+    return {name: _moved(number, by) if isinstance(number, dict) else number + by for name, number in ids.items()}
 
 
 def _dump(path: Path, value: dict) -> None:
@@ -127,20 +147,17 @@ def _write_shards(folder: Path, shapes: Shapes, make, shards: int, metadata: dic
 def _write_tokenizer(folder: Path, size: int) -> None:
     """A byte-level BPE with `size` entries: the byte alphabet in GPT-2's order, then merges that build the words of
     `_WORDS` letter by letter. The role words come first, so that they are single tokens."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    alphabet = {byte: chr(byte) for byte in printable}
-    alphabet |= {b: chr(256 + n) for n, b in enumerate(sorted(set(range(256)) - set(printable)))}
-    order = [alphabet[b] for b in printable] + [alphabet[b] for b in range(256) if b not in printable]
+    splitter, order = ByteLevel(add_prefix_space=False, use_regex=False), sorted(ByteLevel.alphabet())
     merges: list[tuple[str, str]] = []
     for word in _WORDS:
-        for spelling in (word,) if word in PUBLISHED_IDS else (word, " " + word):
-            letters = [alphabet[b] for b in spelling.encode()]
+        for spelling in (word,) if word in _ROLE_IDS else (word, " " + word):
+            ((letters, _),) = splitter.pre_tokenize_str(spelling)
             for n in range(1, len(letters)):
-                pair = ("".join(letters[:n]), letters[n])
+                pair = (letters[:n], letters[n])
                 if pair not in merges:
                     merges.append(pair)
     merges = merges[: size - len(order)]
-    pinned = PUBLISHED_IDS if size == PUBLISHED_VOCAB else {}
+    pinned = _ROLE_IDS if size > max(_ROLE_IDS.values()) else {}
     vocab = dict(pinned)
     free = (i for i in range(size) if i not in pinned.values())
     for token in [*order, *dict.fromkeys(a + b for a, b in merges)]:
@@ -151,15 +168,6 @@ def _write_tokenizer(folder: Path, size: int) -> None:
     (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
     lines = ["#version: 0.2", *(" ".join(m) for m in merges), ""]
     (folder / "merges.txt").write_text("\n".join(lines), encoding="utf-8")
-    plain = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
-    tokens = [{"content": token, **plain, "special": n not in _NOT_SPECIAL} for n, token in enumerate(_SPECIAL_TOKENS)]
-    special = [t for n, t in enumerate(_SPECIAL_TOKENS) if n and n not in _NOT_SPECIAL]
-    config = {"tokenizer_class": "Qwen2Tokenizer", "errors": "replace", "model_max_length": 131072}
-    config |= {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": None}
-    off = ("add_bos_token", "add_prefix_space", "clean_up_tokenization_spaces", "split_special_tokens")
-    config |= dict.fromkeys(off, False) | {"additional_special_tokens": special}
-    config["added_tokens_decoder"] = {str(size + n): token for n, token in enumerate(tokens)}
-    _dump(folder / "tokenizer_config.json", config)
 
 
 # ---------------------------------------------------------------- values
@@ -199,22 +207,22 @@ def main_spread(name: str, shape: tuple[int, ...], config: ModelConfig) -> tuple
     return gain / math.sqrt(shape[1]), 0.0
 
 
-def synthetic_config(size: str, variant: str = "custom_voice") -> ModelConfig:
+def synthetic_config(size: str) -> ModelConfig:
     """The config that `write_checkpoint` would write, without any weights."""
     with tempfile.TemporaryDirectory() as name:
-        _write_configs(Path(name), size, variant, None)
+        _write_configs(Path(name), size, "custom_voice", None)
         return ModelConfig.from_folder(Path(name))
 
 
-def random_talker(config: ModelConfig, device: torch.device, seed: int, eos_gain: float = NO_EOS) -> dict:
-    """Every `talker.*` tensor, bf16, drawn on `device`: real dims take a second instead of half a minute. The values
-    differ from those of `write_checkpoint` for the same seed."""
+def random_talker(config: ModelConfig, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+    """Every `talker.*` tensor, bf16, drawn on `device`: real dims take a second instead of half a minute. Speech does
+    not end. The values differ from those of `write_checkpoint` for the same seed."""
     generator = torch.Generator(device).manual_seed(seed)
     tensors = {}
     for name, shape in talker_tensors(config.talker).items():
         std, mean = main_spread(name, shape, config)
         tensors[name] = (torch.randn(shape, generator=generator, device=device) * std + mean).to(torch.bfloat16)
-    tensors["talker.codec_head.weight"][config.talker.codec_eos_id] *= eos_gain
+    tensors["talker.codec_head.weight"][config.talker.codec_eos_id] *= NO_EOS
     return tensors
 
 
@@ -222,6 +230,11 @@ def random_vocoder(config: ModelConfig, device: torch.device, seed: int) -> dict
     """Every `decoder.*` tensor of the speech tokenizer, fp32 on `device`, as `write_checkpoint` makes them."""
     shapes = vocoder_tensors(config.codec)
     return {name: torch.from_numpy(_codec_values(name, shape, seed)).to(device) for name, shape in shapes.items()}
+
+
+_CONV_GAINS = {"decoder.decoder.6.conv": 0.12, "encoder.encoder.layers.0.conv": 4.0, ".conv2.conv": 0.35}
+_CONV_GAINS |= {"decoder.decoder": 0.8, "": 1.1}
+"""Parts of the codec's convolutions' names -> their gains. The first that fits counts."""
 
 
 def _codec_values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -245,15 +258,5 @@ def _codec_values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
         return _normal(name, shape, seed, 1.0 / math.sqrt(shape[0]))
     if name.startswith("decoder.decoder.") and ".block.1.conv" in name:  # transposed: [in, out, 2r], stride r
         return _normal(name, shape, seed, 0.8 / math.sqrt(2 * shape[0]))
-    fan_in = math.prod(shape[1:])
-    if len(shape) == 2:
-        gain = 1.0
-    elif name == "decoder.decoder.6.conv.weight":
-        gain = 0.12
-    elif name == "encoder.encoder.layers.0.conv.weight":
-        gain = 4.0
-    elif ".conv2.conv" in name:
-        gain = 0.35
-    else:
-        gain = 0.8 if name.startswith("decoder.decoder") else 1.1
-    return _normal(name, shape, seed, gain / math.sqrt(fan_in))
+    gain = 1.0 if len(shape) == 2 else next(gain for part, gain in _CONV_GAINS.items() if part in name)
+    return _normal(name, shape, seed, gain / math.sqrt(math.prod(shape[1:])))

@@ -11,8 +11,7 @@ from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.check import bench as benchmark
 from qwen_megakernel.check import doctor as examination
 from qwen_megakernel.check.verify import verify as verify_checkpoint
-from qwen_megakernel.checkpoint.merge import merge_checkpoint
-from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
+from qwen_megakernel.checkpoint.derive import merge_checkpoint, quantize_checkpoint
 from qwen_megakernel.checkpoint.synthetic import write_checkpoint
 from qwen_megakernel.choices import parts_of
 from qwen_megakernel.errors import BackendError, CheckpointError, RequestError

@@ -139,7 +139,7 @@ def _by_libsndfile(file: io.FileIO, name: str | Path) -> tuple[np.ndarray, int]:
         # A header may understate the data, so decoding stops at the bound. It goes block by block, because a file
         # of 200 KB may hold a minute of 16 channels, which are 1.5 GB of samples.
         blocks = sound.blocks(_BLOCK, frames=int(MAX_SECONDS * sound.samplerate), dtype="float32", always_2d=True)
-        return _joined([block.mean(axis=1) for block in blocks]), sound.samplerate
+        return np.concatenate([block.mean(axis=1) for block in blocks]), sound.samplerate
 
 
 def _by_ffmpeg(file: io.FileIO, name: str | Path) -> tuple[np.ndarray, int]:
@@ -175,7 +175,7 @@ def _by_ffmpeg(file: io.FileIO, name: str | Path) -> tuple[np.ndarray, int]:
         takes = f"expected a whole file in WAV, FLAC, OGG, MP3, {_OTHERS} or the like"
         raise AudioError(f"{name}: cannot be read as audio: {takes}") from None
     check_length(samples / rate, name)
-    return _joined(mono), rate
+    return np.concatenate(mono), rate
 
 
 def _mean(frame: "AudioFrame") -> np.ndarray:
@@ -187,7 +187,3 @@ def _mean(frame: "AudioFrame") -> np.ndarray:
         samples = samples / 2.0 ** (8 * samples.dtype.itemsize - 1) - (samples.dtype.kind == "u")
     mean: np.ndarray = samples.mean(axis=0).astype(np.float32)
     return mean
-
-
-def _joined(pieces: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)

@@ -52,19 +52,13 @@ def silent_end_s(samples: np.ndarray, sample_rate: int) -> float:
 
 class SpeechBounds:
     """Finds where speech begins and ends. However the input is cut, it finds the same. All that it tells is in samples
-    of the input.
-
-    Attributes:
-        begin: the first sample of speech; None: there was none yet.
-        end: behind the last sample of speech so far.
-        noise_end: behind the last sound that came before the speech and is none, such as a click.
-    """
+    of the input."""
 
     def __init__(self, sample_rate: int):
         self._window = round(WINDOW_S * sample_rate)
-        self.begin: int | None = None
-        self.end = 0
-        self.noise_end = 0
+        self.begin: int | None = None  # the first sample of speech; None: there was none yet
+        self.end = 0  # behind the last sample of speech so far
+        self.noise_end = 0  # behind the last sound that came before the speech and is none, such as a click
         self._recent = np.zeros(0, np.float32)  # the input from sample `_at` on
         self._at = 0
         # In windows from the input's first:

@@ -68,13 +68,7 @@ class Prompt:
 
 class PromptBuilder:
     """Builds prompts for one checkpoint; constant rows are made once. Thread-safe. A method that takes a conditioning
-    raises SpeakerError or LanguageError for an unknown name; the message lists the known ones.
-
-    Attributes:
-        config, tokenizer: of the checkpoint.
-        speakers: names that a conditioning's speaker may have, in the checkpoint's order (empty unless CustomVoice).
-        languages: names that its language may have, "auto" first.
-    """
+    raises SpeakerError or LanguageError for an unknown name; the message lists the known ones."""
 
     def __init__(
         self, config: ModelConfig, tokenizer: TextTokenizer, embeddings: Embeddings, *, kept_voices: int = KEPT_VOICES
@@ -83,8 +77,10 @@ class PromptBuilder:
         self.config = config
         self.tokenizer = tokenizer
         self._embed = embeddings
+        # Names that a conditioning's speaker may have, in the checkpoint's order (empty unless CustomVoice).
         self.speakers: tuple[str, ...] = tuple(config.talker.speakers)
-        # Dialects are chosen through their speakers; the reference implementation hides them from its list too.
+        # Names that its language may have. Dialects are chosen through their speakers; the reference implementation
+        # hides them from its list too.
         self.languages: tuple[str, ...] = (AUTO, *config.talker.named_languages)
         spellings_of(self.languages)  # may take a third of a second; no request should wait for it
         self._newline = tokenizer.encode("\n")
@@ -107,9 +103,17 @@ class PromptBuilder:
         self._kept = kept_voices
         self._lock = threading.Lock()
 
-    def tokens(self, text: str) -> Tokens:
-        """Ids of a text that is to be spoken. Raises TextError: not a string, not valid Unicode, or blank."""
-        return self._tokens(text, "text")
+    def tokens(self, text: str | None, name: str = "text") -> Tokens:
+        """Ids of a text that is to be spoken. `name`: what errors call it. Raises TextError: not a string, not valid
+        Unicode, or blank."""
+        if not isinstance(text, str):
+            raise TextError(f"{name} must be a string, got {type(text).__name__}")
+        if not text.strip():
+            raise TextError(f"{name} must not be blank")
+        ids = self._turn_ids("assistant", text)[: -1 - len(self._newline)]
+        if len(ids) < 4 or self.tokenizer.is_blank(text):
+            raise TextError(f"{name} {text!r} has nothing to speak")
+        return Tokens(ids[:3], ids[3:])
 
     def build(
         self,
@@ -195,16 +199,6 @@ class PromptBuilder:
         inside = self.tokenizer.encode(f"{role}\n{text}")
         return [self.config.im_start_id, *inside, self.config.im_end_id, *self._newline]
 
-    def _tokens(self, text: str | None, name: str) -> Tokens:
-        if not isinstance(text, str):
-            raise TextError(f"{name} must be a string, got {type(text).__name__}")
-        if not text.strip():
-            raise TextError(f"{name} must not be blank")
-        ids = self._turn_ids("assistant", text)[: -1 - len(self._newline)]
-        if len(ids) < 4 or self.tokenizer.is_blank(text):
-            raise TextError(f"{name} {text!r} has nothing to speak")
-        return Tokens(ids[:3], ids[3:])
-
     def _tag_ids(self, language: str, speaker: str | None) -> list[int]:
         talker = self.config.talker
         name = self.known_language(language)
@@ -287,7 +281,7 @@ class Opening:
         self.frame_count = 0  # of the reference
         if voice is not None and voice.ref_codes is not None:
             self._codes = voice.ref_codes.clone()
-            self.reference_ids = builder._tokens(voice.ref_text, "ref_text").text
+            self.reference_ids = builder.tokens(voice.ref_text, "ref_text").text
             self.frame_count = len(self._codes)
         self.length = len(self.instruct_ids) + len(role) + len(tags) + bool(self._speaker) + (voice is not None) + 1
         # In-context, the reference's text leads the text track: beside its frames in the streaming layout, in front of

@@ -30,7 +30,7 @@ class PromptPieces:
         self._fixed = opening.needed(0, non_streaming_mode=False)
         if self._fixed >= max_positions:
             raise no_room(self._fixed, max_positions)
-        self._text = PieceEncoder(builder.tokenizer.encode, "assistant\n", builder.tokenizer.folding)
+        self._text = PieceEncoder(builder.tokenizer, "assistant\n")
         self._ids = [builder.config.im_start_id]  # the role's ids, three in all, then the text's
         self._blank = True
         self._given = 0  # how many ids of reference and text already have rows, in the prompt or after it

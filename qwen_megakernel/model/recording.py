@@ -36,8 +36,12 @@ class Recording:
 
 
 def load_recording(ref_audio: RefAudio, sample_rate: int, *, trim: bool) -> Recording:
-    """Read a recording as `load_audio` does, and look at its sound. `trim` cuts silence from both ends: all that is
-    50 dB below the peak, except the 0.1 s next to the sound. Raises AudioError also if less than 0.5 s are left."""
+    """Reference audio as mono fp32 [n] at `sample_rate`: channels averaged, resampled with soxr HQ.
+
+    `ref_audio`: path of a file that `audio_file` reads, or (samples [n] or [n, channels], rate in Hz). Integer samples
+    are scaled by their type's range, floating ones in the range of int16 by that. `trim` cuts silence from both ends:
+    all that is 50 dB below the peak, except the 0.1 s next to the sound. Raises AudioError: missing, not audio, empty,
+    NaN, silent, out of range, or not of 0.5 to 60 seconds, before or after the cut."""
     raw, rate, notes = _read(ref_audio)
     if (clipped := _clipped(raw)) >= _CLIPPED:
         notes.append(f"{100 * clipped:.2g} % of its samples are clipped: record it again, more quietly")
@@ -53,15 +57,6 @@ def load_recording(ref_audio: RefAudio, sample_rate: int, *, trim: bool) -> Reco
             "echo or music"
         )
     return Recording(samples, tuple(notes))
-
-
-def load_audio(ref_audio: RefAudio, sample_rate: int) -> np.ndarray:
-    """Reference audio as mono fp32 [samples] at `sample_rate`: channels averaged, resampled with soxr HQ. `ref_audio`:
-    path of a file that `audio_file` reads, or (samples [n] or [n, channels], rate in Hz). Integer samples are scaled by
-    their type's range, floating ones in the range of int16 by that. Raises AudioError: missing, not audio, empty, NaN,
-    silent, out of range, or not of 0.5 to 60 seconds."""
-    samples, rate, _ = _read(ref_audio)
-    return _resampled(samples, rate, sample_rate)
 
 
 def _read(ref_audio: RefAudio) -> tuple[np.ndarray, int, list[str]]:

@@ -7,7 +7,6 @@ tokens: "<|im_end|>" inside user text becomes ordinary characters, so user text 
 """
 
 import unicodedata
-from collections.abc import Callable
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -31,11 +30,7 @@ _SETTINGS = "tokenizer_config.json"
 
 
 class TextTokenizer:
-    """NFC, Qwen2's pre-tokenizer, byte-level BPE. No special tokens; nothing is added to the text.
-
-    Attributes:
-        folding: what characters become before they become tokens, if the checkpoint asks for it; else None.
-    """
+    """NFC, Qwen2's pre-tokenizer, byte-level BPE. No special tokens; nothing is added to the text."""
 
     def __init__(self, folder: Path, vocab_size: int):
         """`folder` holds tokenizer.json, which wins as in transformers, or vocab.json and merges.txt. `vocab_size` is
@@ -43,6 +38,7 @@ class TextTokenizer:
         embedding."""
         settings = folder / _SETTINGS
         folds = settings.is_file() and read_json(settings, MOST_TABLE_BYTES).get(FOLDS, bool, False)
+        # What characters become before they become tokens, if the checkpoint asks for it.
         self.folding = Folding(self._has_token) if folds else None
         both = (folder / _BOTH).is_file()
         named, merged = (folder / name for name in ((_BOTH, _BOTH) if both else (_VOCAB, _MERGES)))
@@ -112,11 +108,10 @@ class PieceEncoder:
     word) is cut all the same, always at the same character. Ids may differ from those of the whole text only there.
     """
 
-    def __init__(self, encode: Callable[[str], list[int]], before: str = "", folding: Folding | None = None):
-        """`encode`: text -> ids (`TextTokenizer.encode`). `before`: characters before the text, encoded with it.
-        `folding`: the tokenizer's."""
-        self._encode = encode
-        self._folded = FoldedPieces(folding) if folding else None
+    def __init__(self, tokenizer: TextTokenizer, before: str = ""):
+        """`before`: characters before the text, encoded with it."""
+        self._encode = tokenizer.encode
+        self._folded = FoldedPieces(tokenizer.folding) if tokenizer.folding else None
         self._held = before
         self._run = len(before)  # characters of `_held` after its last boundary
         self._foreign = len(before)  # characters of `_run` that come from `before`

@@ -51,19 +51,14 @@ def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 class KVCache:
-    """Keys and values of one slot, each [layers, kv_heads, positions, head_dim].
-
-    Rows beyond the caller's position are stale. `Transformer.forward` reads them only if it is given a `length`, and
-    then with a weight of 0.
-
-    Attributes:
-        layers: views of each layer's keys and values, each [1, kv_heads, positions, head_dim].
-    """
+    """Keys and values of one slot, each [layers, kv_heads, positions, head_dim]. Rows beyond the caller's position are
+    stale. `Transformer.forward` reads them only if it is given a `length`, and then with a weight of 0."""
 
     def __init__(self, config: StackConfig, positions: int, device: torch.device, dtype: torch.dtype):
         shape = (config.num_layers, config.num_kv_heads, positions, config.head_dim)
         self.k = torch.empty(shape, device=device, dtype=dtype)
         self.v = torch.empty(shape, device=device, dtype=dtype)
+        # Views of each layer's keys and values, each [1, kv_heads, positions, head_dim].
         self.layers = list(zip(self.k[:, None].unbind(), self.v[:, None].unbind(), strict=True))
 
 

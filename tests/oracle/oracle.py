@@ -29,8 +29,8 @@ from qwen_megakernel import TTSEngine  # noqa: E402
 from qwen_megakernel.check.reference import Reference, ReferenceOutput, reference_module  # noqa: E402
 from qwen_megakernel.check.report import parting, tie  # noqa: E402
 from qwen_megakernel.check.verify import request_of  # noqa: E402
+from qwen_megakernel.checkpoint.derive import merge_checkpoint  # noqa: E402
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint  # noqa: E402
-from qwen_megakernel.checkpoint.merge import merge_checkpoint  # noqa: E402
 from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint  # noqa: E402
 from qwen_megakernel.model.vocoder import TorchVocoder  # noqa: E402
 
