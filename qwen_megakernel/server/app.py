@@ -80,9 +80,7 @@ def make_app(
         sockets=(SOCKET_PATH, omni.PATH),
         bodies=openai.largest_bodies(options),
     )
-    # Read a body without a Content-Type as JSON, because simple clients send none. FastAPI refuses it by default:
-    # a browser lets pages of other sites send such a body without asking. Here the guard refuses those pages.
-    app = FastAPI(**about, lifespan=life, middleware=[guard], strict_content_type=False)
+    app = FastAPI(**about, lifespan=life, middleware=[guard])
     app.state.service = service
     openai.add_api(app, service)
     add_state(app, service, metrics)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection, Mapping
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.server.api_error import ApiError
@@ -16,7 +16,6 @@ from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.origins import Origins, came_by_proxy, is_own, is_preflight, split
 from qwen_megakernel.server.page import PATH as PAGE
 from qwen_megakernel.server.process import is_loopback
-from qwen_megakernel.server.refusals import error_response
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +23,12 @@ OPEN = ("/health", "/ready")
 """Supervisors ask these paths without a token; the answers say nothing about any client."""
 
 _SCHEMES = ("Bearer", "Api-Key")  # the second is what LiveKit's Qwen3-TTS client sends
+
+
+def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The answer to a request that failed, in OpenAI's shape."""
+    more = {"Retry-After": "1"} if error.retryable else {}
+    return JSONResponse({"error": error.body}, error.status, headers={**(headers or {}), **more})
 
 
 class Guard:

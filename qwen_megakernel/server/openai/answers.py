@@ -12,8 +12,9 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 from qwen_megakernel.errors import TextTooLongError, TTSError
-from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.openai.refusals import Refused, error_of
+from qwen_megakernel.server.api_error import ApiError, Refused
+from qwen_megakernel.server.openai.bodies import BATCH, SPEECH
+from qwen_megakernel.server.openai.refusals import error_of
 from qwen_megakernel.server.openai.turns import turns_of
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.word_times import TimedWord, WordEnds
@@ -193,7 +194,7 @@ class Speech:
             yield _event({"type": "speech.audio.done", "usage": await self.usage()})
         except TTSError as error:
             log.error("an answer ends with an error: %s", error)
-            yield _event({"type": "error", "error": error_of(error, "/v1/audio/speech")})
+            yield _event({"type": "error", "error": error_of(error, SPEECH).body})
 
     async def close(self) -> None:
         """Cancel what is still being spoken."""
@@ -324,7 +325,7 @@ class Batch:
                 told |= {"attempts": speech.attempts} if options.get("retries") else {}
                 return told | {"usage": await speech.usage()}, audio
             except TTSError as error:
-                return {"index": index, "object": "error", "error": error_of(error, "/v1/audio/speech/batch")}, None
+                return {"index": index, "object": "error", "error": error_of(error, BATCH).body}, None
 
 
 def _base64_json(audio: bytes | None, name: str) -> Iterator[bytes]:

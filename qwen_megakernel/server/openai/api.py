@@ -8,7 +8,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 
 from qwen_megakernel.errors import RequestError
-from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.api_error import ApiError, Refused
 from qwen_megakernel.server.metrics import UNREADY
 from qwen_megakernel.server.openai.answers import Batch, Speech, Streamed, whole_file
 from qwen_megakernel.server.openai.bodies import (
@@ -20,9 +20,10 @@ from qwen_megakernel.server.openai.bodies import (
     VOICES,
     BatchBody,
     SpeechBody,
+    described,
+    read_json,
 )
-from qwen_megakernel.server.openai.reading import described, read_json
-from qwen_megakernel.server.openai.refusals import Refused, add_refusals
+from qwen_megakernel.server.openai.refusals import add_refusals
 from qwen_megakernel.server.openai.voices import add_voices
 from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.service import EngineService
@@ -150,7 +151,7 @@ def _checked(service: EngineService, body: SpeechBody | BatchBody) -> str:
     """
     service.check_ready()
     if body.model is not None:
-        _check_model(service, body.model, "model")
+        _check_model(service, body.model, field="model")
     service.check_task(body.task_type)
     name = body.response_format or _DEFAULT_FORMAT
     if why := missing(name):
@@ -161,10 +162,10 @@ def _checked(service: EngineService, body: SpeechBody | BatchBody) -> str:
     return name
 
 
-def _check_model(service: EngineService, model: str, param: str | None = None) -> None:
+def _check_model(service: EngineService, model: str, field: str | None = None) -> None:
     if model not in service.models:
         words = f"this server's model is {service.model!r}, got {model[:80]!r}; known: {', '.join(service.models)}"
-        raise Refused(ApiError(404, "model_not_found", words), param)
+        raise Refused(ApiError(404, "model_not_found", words, field=field))
 
 
 def _add_models(routes: APIRouter, service: EngineService) -> None:

@@ -11,7 +11,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from qwen_megakernel.errors import RequestError
-from qwen_megakernel.server.api_error import ApiError, listed
+from qwen_megakernel.server.api_error import ApiError, Refused, listed
 from qwen_megakernel.server.openai.bodies import (
     AUDIO_MODELS,
     AUDIO_VOICES,
@@ -19,9 +19,10 @@ from qwen_megakernel.server.openai.bodies import (
     OmniVoiceRequest,
     RecordingRequest,
     VoiceRequest,
+    checked,
+    media_of,
+    read_json,
 )
-from qwen_megakernel.server.openai.reading import checked, is_json, media_of, parsed
-from qwen_megakernel.server.openai.refusals import Refused, wrong_media
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.speech.saved_voices import check_base64_size, recording_too_long
 
@@ -116,7 +117,8 @@ def _saved(service: EngineService, name: str) -> str:
     """
     if name.lower() not in service.saved_voices.by_name:
         known = listed(service.saved_voices.by_name) or "none"
-        raise Refused(ApiError(404, "invalid", f"there is no saved voice {name[:80]!r}; known: {known}"), "name")
+        words = f"there is no saved voice {name[:80]!r}; known: {known}"
+        raise Refused(ApiError(404, "invalid", words, field="name"))
     return name.lower()
 
 
@@ -132,23 +134,15 @@ async def _read(request: Request, kind: type[_Body], max_upload: int) -> tuple[_
     """The fields of a request, and its recording: base64 from JSON, or bytes from a form.
 
     Raises:
-        Refused, RequestValidationError: the body is neither JSON nor such a form.
-        AudioError: the recording is too long.
+        Refused: the body is neither JSON nor such a form, or a field is wrong.
+        RequestError: it cannot be read, or the recording is too long.
     """
-    media = media_of(request)
-    recording: str | bytes | None = None
-    if media == "multipart/form-data":
-        fields, recording = await _read_form(request, max_upload)
-        fields["audio"] = ""  # it has come as a file
-    elif is_json(media):
-        fields = await parsed(await request.body())
-    else:
-        raise wrong_media(request, "; or send a form, as multipart/form-data")
-    body = checked(fields, kind)
-    if recording is None:
-        recording = body.audio
-        check_base64_size(recording, max_upload)
-    return body, recording
+    if media_of(request) == "multipart/form-data":
+        fields, content = await _read_form(request, max_upload)
+        return checked(fields | {"audio": ""}, kind), content  # the recording has come as a file
+    body = await read_json(request, kind, "; or send a form, as multipart/form-data")
+    check_base64_size(body.audio, max_upload)
+    return body, body.audio
 
 
 async def _read_form(request: Request, max_upload: int) -> tuple[dict[str, Any], bytes]:

@@ -26,11 +26,10 @@ from qwen_megakernel.choices import BACKENDS, DEMO, NORMALIZE, PARTS, TOKEN, WEI
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.app import make_app
-from qwen_megakernel.server.guard import OPEN
+from qwen_megakernel.server.guard import OPEN, error_response
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.options import ServerOptions, rows_of
 from qwen_megakernel.server.process import is_loopback, load_for_good
-from qwen_megakernel.server.refusals import error_response
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.speech.options import read_options
 from spoken_text.lexicon import Lexicon
