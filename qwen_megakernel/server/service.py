@@ -7,7 +7,7 @@ import logging
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
 from qwen_megakernel.checkpoint.config import ModelConfig
@@ -362,6 +362,7 @@ class EngineService:
         opening: str = "",
         *,
         ended: bool = False,
+        words: bool = False,
         **how: Any,
     ) -> AsyncIterator[SpeechSession]:
         """Begin a session. At the end of the block, cancel it if it still runs.
@@ -369,12 +370,14 @@ class EngineService:
         Args:
             text, opening, ended: as `SpeechSession.begin` takes them.
             request: what `request` returned.
+            words: tell words and when they are spoken.
             **how: further arguments of `SpeechSession`.
 
         Raises:
             TTSError: the text cannot be spoken, or not now.
         """
-        session = SpeechSession(self.engine, self._executor, request, **how)
+        rate = self.engine.rates.of(request.conditioning) if words else None
+        session = SpeechSession(self.engine, self._executor, request, rate=rate, **how)
         self.sessions.add(session)
         self.log_text(opening if text is None else text)
         try:
@@ -398,19 +401,14 @@ class EngineService:
 
 async def _in_daemon(job: Callable[[], Any]) -> Any:
     """Run `job` in a daemon thread, which does not keep the process alive. A download may take an hour."""
-    loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-    def settle(set_it: Callable, value: Any) -> None:
-        if not done.done():
-            set_it(value)
+    done: Future[Any] = Future()
+    done.set_running_or_notify_cancel()  # it cannot be stopped
 
     def run() -> None:
         try:
-            outcome = done.set_result, job()
+            done.set_result(job())
         except BaseException as error:
-            outcome = done.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, *outcome)
+            done.set_exception(error)
 
     threading.Thread(target=run, name="qwen_megakernel load", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)

@@ -13,6 +13,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.limits import MOST_VALUES, too_many_values
 from qwen_megakernel.server.service import EngineService
+from spoken_text.finder import Conversation
 
 PROTOCOL = "speech"
 """Subprotocol, accepted if offered. A browser that offers its token as a subprotocol needs one to be accepted."""
@@ -79,12 +80,14 @@ class SocketLine(ABC):
 
     Attributes:
         idle_words: the message to a client that was silent for too long.
+        conversation: of all that this client lets speak.
     """
 
     idle_words: str
 
     def __init__(self, websocket: WebSocket, service: EngineService):
         self._websocket, self.service = websocket, service
+        self.conversation = Conversation()
         self._outbox: asyncio.Queue[str | bytes | None] = asyncio.Queue()
         self._unsent = 0  # bytes in it
         self._overfull = asyncio.Event()

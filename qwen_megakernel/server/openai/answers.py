@@ -127,9 +127,9 @@ class Speech:
 
     async def _speak(self, turns: list[tuple[str, SpeechRequest]]) -> AsyncGenerator[np.ndarray, None]:
         for text, request in turns:
-            how: dict[str, Any] = {"rate": self._service.engine.rates.of(request.conditioning)} if self._ends else {}
+            how = {"words": self._ends is not None, "patient": self._patient}
             ended: Ended | None = None
-            async with self._service.speak(text, request, patient=self._patient, **how) as session:
+            async with self._service.speak(text, request, **how) as session:
                 async for event in session.events():
                     if isinstance(event, Sound):
                         yield event.samples

@@ -7,16 +7,14 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
-from fastapi import FastAPI
 from starlette.websockets import WebSocket
 
-from qwen_megakernel.choices import MOST_CONTEXT_NAME, SOCKET_PATH
+from qwen_megakernel.choices import MOST_CONTEXT_NAME
 from qwen_megakernel.errors import NoWordsError, RequestError, TextError, TextTooLongError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.clones import CLONE_FIELDS, read_clone
 from qwen_megakernel.server.fields import told_apart
-from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket_line import (
     MAX_RECORDING,
@@ -29,7 +27,6 @@ from qwen_megakernel.server.socket_line import (
 from qwen_megakernel.speech.events import Began, Ended, Sound, Words
 from qwen_megakernel.speech.options import MOST_TEXT, Option, options_of, read_options
 from qwen_megakernel.speech.session import FLUSH, Flush, SpeechSession
-from spoken_text.finder import Conversation
 from spoken_text.front_end import Reading
 
 log = logging.getLogger(__name__)
@@ -41,16 +38,7 @@ _MOST_WAITING = 256 << 10  # characters of a context's messages that it has not 
 _MOST_TURNS = 32  # whose text may go on in another context, the latest used; one needs some 10 kB
 
 
-def add_socket(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
-    """Add the route."""
-
-    @app.websocket(SOCKET_PATH)
-    async def speak(websocket: WebSocket) -> None:
-        with metrics.sockets.track_inprogress():
-            await _Socket(websocket, service).run()
-
-
-class _Socket(SocketLine):
+class Socket(SocketLine):
     """One client's WebSocket; every context has a task of its own.
 
     Attributes:
@@ -66,7 +54,6 @@ class _Socket(SocketLine):
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._numbers = 0
         self._turns: OrderedDict[str, _SharedReading] = OrderedDict()  # by name
-        self.conversation = Conversation()
 
     def _greeting(self) -> dict[str, Any]:
         service, engine = self.service, self.service.engine
@@ -158,7 +145,7 @@ class _Context:
 
     Its own task reads its messages from a queue, so that other contexts do not wait while its prompt is built."""
 
-    def __init__(self, socket: _Socket, name: str, number: int):
+    def __init__(self, socket: Socket, name: str, number: int):
         self._socket = socket
         self._name = name
         self._number = number
@@ -249,12 +236,9 @@ class _Context:
             request = request.in_pieces()
         seed = request.seed
         async with turn.lock:
-            how: dict[str, Any] = {"reading": turn.reading}
-            if with_words:
-                how["rate"] = service.engine.rates.of(request.conditioning)
             texts = (text, request) if complete else (None, request, text)
             try:
-                async with service.speak(*texts, **how) as session:
+                async with service.speak(*texts, words=with_words, reading=turn.reading) as session:
                     self._session = session
                     if self._cancelled:
                         session.cancel()
