@@ -46,6 +46,7 @@ def make_app(
     *,
     model: str,
     config: ModelConfig | None = None,
+    until_ready: bool = False,
 ) -> FastAPI:
     """The whole API as an ASGI app. `app.state.service` is its `EngineService`, which takes the same arguments.
     `app.state.max_message` is the largest WebSocket message, in bytes.
@@ -53,6 +54,7 @@ def make_app(
     Args:
         load: makes the engine, once the app has started.
         options: None: the defaults of `ServerOptions`.
+        until_ready: the app has started once requests are served. Without an engine its start fails.
 
     Raises:
         BackendError: `allow_origins` are wrong.
@@ -67,6 +69,10 @@ def make_app(
         service.start()
         await anyio.lowlevel.checkpoint()  # Starlette waits by it: load its parts now, not while somebody speaks
         try:
+            while until_ready and service.state == "loading":
+                await asyncio.sleep(0.05)
+            if until_ready and service.gone.is_set():
+                raise RuntimeError(f"the engine could not be made ready: {service.error}")
             yield
         finally:
             await service.drain()
@@ -140,11 +146,8 @@ class _Server(uvicorn.Server):
             super().handle_exit(sig, frame)
         else:
             self._stopping = True
-            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._drain_and_exit(sig, frame)))
-
-    async def startup(self, sockets=None) -> None:
-        self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
+            loop = asyncio.get_running_loop()
+            loop.call_soon_threadsafe(lambda: loop.create_task(self._drain_and_exit(sig, frame)))
 
     async def _drain_and_exit(self, sig: int, frame) -> None:
         open_now, drain_s = len(self._service.sessions), self._service.limits.drain_s

@@ -177,8 +177,7 @@ class _Part:
         self._session = session
         self._config = config
         self._text = text
-        self._utterance = {"utterance_index": session.utterance}
-        self._where = self._utterance | {"sentence_index": sentence}
+        self._where = {"utterance_index": session.utterance, "sentence_index": sentence}
         self._said = ""
         self._ends = WordEnds()
         self._words: list[TimedWord] = []  # that were not sent
@@ -206,11 +205,11 @@ class _Part:
             done |= {"finish_reason": ended.finish_reason} | self._times()
         except TimeoutError:
             words = f"the utterance took more than {limit:g} s: send input.done sooner"
-            self._session.put_error(Refused(ApiError(408, "failed", words)), **self._utterance)
+            self._session.put_error(Refused(ApiError(408, "failed", words)), utterance_index=self._session.utterance)
         except NoWordsError:  # nothing is sent of it
             self.wordless = True
         except Exception as error:
-            self._session.put_error(error, **self._utterance)
+            self._session.put_error(error, utterance_index=self._session.utterance)
         if self._begun:
             self._session.put(done | {"total_bytes": self._bytes, "error": ended is None})
         return ended is not None and ended.finish_reason != "length"

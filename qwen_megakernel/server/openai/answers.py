@@ -2,14 +2,15 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any
 
 import numpy as np
-from fastapi import Request
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive
 
 from qwen_megakernel.errors import TextTooLongError, TTSError
 from qwen_megakernel.server.api_error import ApiError, Refused
@@ -26,7 +27,6 @@ from spoken_text.finder import Conversation
 
 log = logging.getLogger(__name__)
 
-_DISCONNECT_POLL_S = 0.25  # between two checks that a waiting client is still connected
 _PIECE = 64 << 10  # bytes of a whole file that are sent at once: each waits until the client takes it
 _BASE64_PIECE = 3 << 16  # bytes; takes 0.2 ms to encode; a multiple of 3, so that the pieces join
 
@@ -106,30 +106,14 @@ class Speech:
         tokens = await self._service.count_tokens(*self._texts)
         return {"input_tokens": tokens, "output_tokens": self._frames, "total_tokens": tokens + self._frames}
 
-    async def begin(self, request: Request) -> None:
-        """Wait for the first chunk.
-
-        Raises:
-            TTSError: nothing can be spoken.
-            Refused: the client has disconnected.
-        """
-        first = asyncio.ensure_future(anext(self._samples, None))
-        try:
-            while not (await asyncio.wait([first], timeout=_DISCONNECT_POLL_S))[0]:
-                if await request.is_disconnected():
-                    raise Refused(ApiError(408, "idle", "the client has gone"))
-            self._first = first.result()
-        finally:
-            if not first.done():
-                first.cancel()
-                await asyncio.gather(first, return_exceptions=True)
-                await self.close()
+    async def begin(self) -> None:
+        """Wait for the first chunk. Raises TTSError: nothing can be spoken."""
+        self._first = await anext(self._samples, None)
 
     async def _speak(self, turns: list[tuple[str, SpeechRequest]]) -> AsyncGenerator[np.ndarray, None]:
         for text, request in turns:
-            how = {"words": self._ends is not None, "patient": self._patient}
-            ended: Ended | None = None
-            async with self._service.speak(text, request, **how) as session:
+            words, ended = self._ends is not None, None
+            async with self._service.speak(text, request, words=words, patient=self._patient) as session:
                 async for event in session.events():
                     if isinstance(event, Sound):
                         yield event.samples
@@ -163,21 +147,16 @@ class Speech:
     async def _run(self, call: Callable[..., bytes], *args: np.ndarray) -> bytes:
         return await asyncio.to_thread(call, *args) if self._encoder.heavy else call(*args)
 
-    async def whole(self, request: Request | None = None) -> bytes:
-        """The whole file, or a part of it if the client of `request` has disconnected.
+    async def whole(self) -> bytes:
+        """The whole file.
 
         Raises:
             TTSError: the utterance failed, or its speech was cut.
         """
-        made = []
         try:
-            async for data in self.encoded():
-                made.append(data)
-                if request is not None and await request.is_disconnected():
-                    break
+            return b"".join([data async for data in self.encoded()])
         finally:
             await self.close()
-        return b"".join(made)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """OpenAI's Server-Sent Events: audio in base64, then usage. An error event ends them early. If words are told,
@@ -205,6 +184,35 @@ def _event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
+@contextlib.asynccontextmanager
+async def while_connected(receive: Receive) -> AsyncIterator[None]:
+    """Ends the block once the client has gone.
+
+    Args:
+        receive: of a request whose body was read.
+
+    Raises:
+        Refused: the client has gone.
+    """
+    connected = asyncio.timeout(None)
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        connected.reschedule(asyncio.get_running_loop().time())
+
+    watcher = asyncio.create_task(watch())
+    try:
+        async with connected:
+            yield
+    except TimeoutError:
+        if not connected.expired():
+            raise
+        raise Refused(ApiError(408, "idle", "the client has gone")) from None
+    finally:
+        watcher.cancel()
+
+
 class Streamed(StreamingResponse):
     """A streaming answer that always closes its generator: one that nobody reads any more would not close itself.
 
@@ -217,23 +225,14 @@ class Streamed(StreamingResponse):
 
     async def __call__(self, scope, receive, send) -> None:
         """Starlette's own method starts two tasks before it sends anything, which delays the first sound."""
-        connected = asyncio.timeout(None)
-
-        async def watch() -> None:
-            await self.listen_for_disconnect(receive)
-            connected.reschedule(asyncio.get_running_loop().time())  # ends the block below
-
-        watcher = asyncio.create_task(watch())
         try:
-            async with connected:
+            async with while_connected(receive):
                 await self.stream_response(send)
-        except TimeoutError:
-            if not connected.expired():
-                raise
+        except Refused:
+            pass
         except TTSError as error:
             log.error("an answer ends early: %s", error)
         finally:
-            watcher.cancel()
             await self._parts.aclose()
             if self._speech:
                 await self._speech.close()

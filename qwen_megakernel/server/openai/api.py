@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.server.api_error import ApiError, Refused
 from qwen_megakernel.server.metrics import UNREADY
-from qwen_megakernel.server.openai.answers import Batch, Speech, Streamed, whole_file
+from qwen_megakernel.server.openai.answers import Batch, Speech, Streamed, while_connected, whole_file
 from qwen_megakernel.server.openai.bodies import (
     AUDIO_MODELS,
     AUDIO_VOICES,
@@ -96,12 +96,13 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
         ]
         if ignored:
             headers["X-Ignored"] = ", ".join(ignored)
-        await made.begin(of)  # an error before the first chunk still sets the HTTP status
+        async with while_connected(of.receive):
+            await made.begin()  # an error before the first chunk still sets the HTTP status
+            whole = b"" if streams else await made.whole()
         if events:
             return Streamed(made.events(), made, media_type="text/event-stream", headers=headers)
         if streams:
             return Streamed(made.encoded(), made, media_type=MEDIA[name], headers=headers)
-        whole = await made.whole(of)
         if body.retries:
             headers["X-Attempts"] = str(made.attempts)
         if body.word_timestamps:
