@@ -157,7 +157,12 @@ class Guard:
                     error = ApiError(413, "invalid", words)
                     await error_response(error, headers={"Connection": "close"})(scope, receive, send_in_time)
                     return
-                await self._app(scope, _replay(body, receive), send_in_time)
+                whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+                async def receive_again() -> Message:  # the body, then what follows: the client's disconnect
+                    return whole.pop() if whole else await receive()
+
+                await self._app(scope, receive_again, send_in_time)
         except TimeoutError:
             if answered:
                 log.info("a client was too slow")
@@ -198,20 +203,6 @@ class Guard:
             await send(message)
 
         return counted
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that first returns the body, then passes on what follows: the client's disconnect."""
-    replayed = False
-
-    async def receive_again() -> Message:
-        nonlocal replayed
-        if replayed:
-            return await receive()
-        replayed = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive_again
 
 
 def _foreign(headers: Headers) -> ApiError:

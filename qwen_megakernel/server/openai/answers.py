@@ -32,7 +32,7 @@ _BASE64_PIECE = 3 << 16  # bytes; takes 0.2 ms to encode; a multiple of 3, so th
 
 
 class Speech:
-    """The speech of one text.
+    """The speech of one text. It begins with `begin`, or when its bytes are asked for.
 
     Attributes:
         seed: the seed that it is spoken with.
@@ -44,22 +44,28 @@ class Speech:
     def __init__(
         self,
         service: EngineService,
-        name: str,
+        encoder: StreamEncoder,
+        text: str,
+        options: RequestOptions,
         *,
-        rate: int | None = None,
+        speakers: bool = False,
         times: bool = False,
         patient: bool = False,
     ):
         """
         Args:
-            name: the audio format, one of `MEDIA`.
-            rate: the audio's sample rate in Hz; None: the model's.
+            encoder: a new one.
+            options: of the client, checked.
+            speakers: names in brackets change the speaker (`turns_of`).
             times: tell when each word is spoken.
             patient: wait for a slot, however long it takes.
+
+        Raises:
+            RequestError: nothing can be spoken like this.
         """
         self._service = service
         self._patient = patient
-        self._encoder = StreamEncoder(name, service.engine.sample_rate, rate)
+        self._encoder = encoder
         self._first: np.ndarray | None = None
         self._frames = 0
         self._seconds = 0.0  # of the turns that are over
@@ -67,23 +73,7 @@ class Speech:
         self.words: list[TimedWord] = []
         self.ignored: list[str] = []
         self.attempts = 1
-
-    @property
-    def streams(self) -> bool:
-        """True: bytes come while it is spoken. False: all bytes come at the end."""
-        return self._encoder.streams
-
-    def prepare(self, text: str, options: RequestOptions, speakers: bool = False) -> None:
-        """
-        Args:
-            options: of the client, checked.
-            speakers: names in brackets change the speaker (`turns_of`).
-
-        Raises:
-            RequestError: nothing can be spoken like this.
-        """
-        service, instruct = self._service, options.get("instruct")
-        if instruct and not service.takes_instructions:
+        if options.get("instruct") and not service.takes_instructions:
             self.ignored = ["instructions"]
             options = options | {"instruct": None}
         conversation = Conversation()
@@ -136,13 +126,10 @@ class Speech:
             TTSError: the utterance failed, or its speech was cut.
         """
         if self._first is not None:
-            yield await self._encode(self._first)
+            yield await self._run(self._encoder.encode, self._first)
         async for samples in self._samples:
-            yield await self._encode(samples)
+            yield await self._run(self._encoder.encode, samples)
         yield await self._run(self._encoder.finish)
-
-    async def _encode(self, samples: np.ndarray) -> bytes:
-        return await self._run(self._encoder.encode, samples)
 
     async def _run(self, call: Callable[..., bytes], *args: np.ndarray) -> bytes:
         return await asyncio.to_thread(call, *args) if self._encoder.heavy else call(*args)
@@ -266,7 +253,7 @@ class Batch:
         """
         Args:
             name: the audio format, one of `MEDIA`.
-            rate: as `Speech` takes it.
+            rate: the audio's sample rate in Hz; None: the model's.
             items: texts, the client's options for each, and whether names in them change the speaker.
             omni: answer in vLLM-Omni's form.
         """
@@ -316,8 +303,8 @@ class Batch:
                 self._service.check_ready()
                 if (size := len(text)) > (most := self._service.limits.max_text):
                     raise TextTooLongError(f"input has {size} characters, at most {most} are allowed")
-                speech = Speech(self._service, self._name, rate=self._rate, patient=True)
-                speech.prepare(text, options, speakers)
+                encoder = StreamEncoder(self._name, self._service.engine.sample_rate, self._rate)
+                speech = Speech(self._service, encoder, text, options, speakers=speakers, patient=True)
                 audio = await speech.whole()
                 told = {"index": index, "object": "speech", "format": self._name, "seed": speech.seed}
                 told |= {"ignored": speech.ignored} if speech.ignored else {}

@@ -9,6 +9,7 @@ from fastapi.responses import Response
 
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.server.api_error import ApiError, Refused
+from qwen_megakernel.server.fields import check_sound
 from qwen_megakernel.server.metrics import UNREADY
 from qwen_megakernel.server.openai.answers import Batch, Speech, Streamed, while_connected, whole_file
 from qwen_megakernel.server.openai.bodies import (
@@ -27,7 +28,7 @@ from qwen_megakernel.server.openai.refusals import add_refusals
 from qwen_megakernel.server.openai.voices import add_voices
 from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.speech.encoders import MEDIA, RATES, missing
+from qwen_megakernel.speech.encoders import MEDIA, StreamEncoder
 
 with suppress(ModuleNotFoundError):
     import av  # noqa: F401 - loads FFmpeg now, so that no request waits for it
@@ -80,13 +81,14 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
         events = body.stream_format == "sse" or (
             body.stream_format is None and body.stream is True and "text/event-stream" in of.headers.get("accept", "")
         )
-        made = Speech(service, name, rate=body.sample_rate, times=body.word_timestamps is True)
-        streams = events or (made.streams and body.stream is not False)
+        encoder = StreamEncoder(name, service.engine.sample_rate, body.sample_rate)
+        streams = events or (encoder.streams and body.stream is not False)
         if body.retries and streams:
             words = "retries needs an answer that is not streamed, because nobody must hear the first try"
             raise RequestError(f"{words}: send stream: false, or a batch", field="retries")
         options = await service.cloned(body.options(), body.clone())
-        made.prepare(body.input, options, body.speakers is True)
+        speakers, times = body.speakers is True, body.word_timestamps is True
+        made = Speech(service, encoder, body.input, options, speakers=speakers, times=times)
         headers = {"X-Seed": str(made.seed)}
         ignored = [
             *body.ignored,
@@ -155,11 +157,7 @@ def _checked(service: EngineService, body: SpeechBody | BatchBody) -> str:
         _check_model(service, body.model, field="model")
     service.check_task(body.task_type)
     name = body.response_format or _DEFAULT_FORMAT
-    if why := missing(name):
-        raise RequestError(why, field="response_format")
-    if body.sample_rate not in (None, *RATES):
-        words = f"sample_rate must be one of {', '.join(map(str, RATES))}, got {body.sample_rate}"
-        raise RequestError(words, field="sample_rate")
+    check_sound(name, body.sample_rate)
     return name
 
 

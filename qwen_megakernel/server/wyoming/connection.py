@@ -73,10 +73,6 @@ class Connection:
             await next(iter(done))
         except OSError:  # the client is gone
             pass
-        except ProtocolError as broken:
-            error = ApiError(400, "protocol", str(broken))
-        except Silence as silence:
-            error = ApiError(408, "idle", f"{silence} for {self._limits.idle_s:g} s; connect again")
         except Exception as failure:
             error = ApiError.of(failure)
             if error.status == 500:
