@@ -6,7 +6,7 @@ import hmac
 import logging
 from collections.abc import Collection, Mapping
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -73,11 +73,11 @@ class Guard:
         is_socket = scope["type"] == "websocket"
         if not is_socket:
             headers = Headers(scope=scope)
-            send = self._counting(scope["path"] if scope["path"] in self._paths else "other", send)
-            if is_preflight(scope["method"], headers):
+            preflight = is_preflight(scope["method"], headers)
+            send = self._told(scope["path"], {} if preflight else self._origins.shared(headers), send)
+            if preflight:
                 await self._answer_to_preflight(headers)(scope, receive, send)
                 return
-            send = self._origins.sharing(headers, send)
             if scope["method"] == "HEAD":  # the protocol leaves out the body
                 scope = dict(scope, method="GET")
         if error := self._check_access(scope) or (self._check_socket(scope) if is_socket else None):
@@ -196,13 +196,16 @@ class Guard:
         path, below = scope["path"], f"{scope['path'].rpartition('/')[0]}/"
         return self._bodies.get(path) or self._bodies.get(below) or self._limits.max_body
 
-    def _counting(self, path: str, send: Send) -> Send:
-        async def counted(message: Message) -> None:
+    def _told(self, path: str, headers: Mapping[str, str], send: Send) -> Send:
+        """A `send` that counts the answer and adds these headers to it."""
+
+        async def send_told(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.requests.labels(path, message["status"]).inc()
+                self._metrics.requests.labels(path if path in self._paths else "other", message["status"]).inc()
+                MutableHeaders(scope=message).update(headers)
             await send(message)
 
-        return counted
+        return send_told
 
 
 def _foreign(headers: Headers) -> ApiError:

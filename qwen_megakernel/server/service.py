@@ -5,9 +5,8 @@ import contextlib
 import itertools
 import logging
 import secrets
-import threading
 from collections.abc import AsyncIterator, Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 from qwen_megakernel.checkpoint.config import ModelConfig
@@ -26,6 +25,7 @@ from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.server.api_error import listed
 from qwen_megakernel.server.clones import Clone, Clones
 from qwen_megakernel.server.options import ServerOptions
+from qwen_megakernel.server.tasks import cancelled, in_daemon
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.options import RequestOptions, idle
 from qwen_megakernel.speech.request import SpeechRequest, foreign_hint
@@ -118,11 +118,11 @@ class EngineService:
         """Load the engine and watch it. It is ready once it has spoken a real utterance, so the first caller does not
         wait for a warm-up."""
         try:
-            self._engine = await _in_daemon(self._load)
+            self._engine = await in_daemon(self._load)
             self._check_voices(self.engine.variant, self.engine.speakers)
             if not self.can_clone and not self.clones and (self.options.allow_upload or self._clones):
                 log.warning("no client can make or bring voices: %s is no Base checkpoint", self.model)
-            await _in_daemon(self._warm_up)
+            await in_daemon(self._warm_up)
         except Exception as error:
             self._give_up("failed", error, None if isinstance(error, TTSError) else error)
             return
@@ -157,9 +157,7 @@ class EngineService:
 
     async def close(self) -> None:
         """Close the engine and cancel running utterances."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(self._tasks)
         self._executor.shutdown(wait=False, cancel_futures=True)
         self.saved_voices.close()
         if self._engine:
@@ -397,18 +395,3 @@ class EngineService:
         """Log a text, if the operator asked for it. Texts are private."""
         if self.options.log_texts and text:
             log.info("text %r", text)
-
-
-async def _in_daemon(job: Callable[[], Any]) -> Any:
-    """Run `job` in a daemon thread, which does not keep the process alive. A download may take an hour."""
-    done: Future[Any] = Future()
-    done.set_running_or_notify_cancel()  # it cannot be stopped
-
-    def run() -> None:
-        try:
-            done.set_result(job())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="qwen_megakernel load", daemon=True).start()
-    return await asyncio.wrap_future(done)

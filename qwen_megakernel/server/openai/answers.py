@@ -14,10 +14,10 @@ from starlette.types import Receive
 
 from qwen_megakernel.errors import TextTooLongError, TTSError
 from qwen_megakernel.server.api_error import ApiError, Refused
-from qwen_megakernel.server.openai.bodies import BATCH, SPEECH
-from qwen_megakernel.server.openai.refusals import error_of
+from qwen_megakernel.server.openai.bodies import BATCH, SPEECH, error_of
 from qwen_megakernel.server.openai.turns import turns_of
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.server.tasks import cancelled
 from qwen_megakernel.server.word_times import TimedWord, WordEnds
 from qwen_megakernel.speech.encoders import MEDIA, StreamEncoder
 from qwen_megakernel.speech.events import Ended, Sound, Words
@@ -283,9 +283,7 @@ class Batch:
             counts = {"total": len(tasks), "succeeded": spoken, "failed": len(tasks) - spoken}
             yield b"], " + json.dumps(counts).encode()[1:] if self._omni else b"]}"
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancelled(tasks)
 
     def _as_omni(self, told: dict[str, Any]) -> dict[str, Any]:
         """An entry without its audio, in vLLM-Omni's form."""

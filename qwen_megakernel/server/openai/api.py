@@ -1,15 +1,18 @@
-"""The HTTP API: speech in OpenAI's shape, one text or several; models."""
+"""The HTTP API: speech in OpenAI's shape, one text or several; models; how errors are answered."""
 
 import json
 from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
 
-from qwen_megakernel.errors import RequestError
+from qwen_megakernel.errors import RequestError, TTSError
 from qwen_megakernel.server.api_error import ApiError, Refused
 from qwen_megakernel.server.fields import check_sound
+from qwen_megakernel.server.guard import error_response
 from qwen_megakernel.server.metrics import UNREADY
 from qwen_megakernel.server.openai.answers import Batch, Speech, Streamed, while_connected, whole_file
 from qwen_megakernel.server.openai.bodies import (
@@ -22,9 +25,9 @@ from qwen_megakernel.server.openai.bodies import (
     BatchBody,
     SpeechBody,
     described,
+    error_of,
     read_json,
 )
-from qwen_megakernel.server.openai.refusals import add_refusals
 from qwen_megakernel.server.openai.voices import add_voices
 from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.service import EngineService
@@ -57,7 +60,7 @@ def add_api(app: FastAPI, service: EngineService) -> None:
     _add_models(routes, service)
     add_voices(routes, service)
     app.include_router(routes)
-    add_refusals(app, upload=service.options.allow_upload)
+    _add_refusals(app, upload=service.options.allow_upload)
 
 
 def largest_bodies(options: ServerOptions) -> dict[str, int]:
@@ -180,3 +183,45 @@ def _add_models(routes: APIRouter, service: EngineService) -> None:
     async def model(model: str) -> dict:
         _check_model(service, model)
         return told(model)
+
+
+# ---------------------------------------------------------------- errors
+
+
+def _add_refusals(app: FastAPI, *, upload: bool) -> None:
+    """Answer every error of the app in OpenAI's shape. `upload`: clients may make voices."""
+
+    def of_error(request: Request, error: Exception) -> JSONResponse:
+        return error_response(error_of(error, request.url.path))
+
+    for kind in (Refused, TTSError, Exception):
+        app.add_exception_handler(kind, of_error)
+    app.exception_handler(RequestValidationError)(_of_parameters)
+    app.add_exception_handler(
+        HTTPException, lambda request, e: error_response(_of_http(request, e, upload), headers=e.headers)
+    )
+
+
+def _of_parameters(_request: Request, error: RequestValidationError) -> JSONResponse:
+    """The answer to wrong parameters of a URL. FastAPI reads nothing else of a request."""
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return error_response(ApiError(400, "invalid", f"{name}: {first['msg']}", field=name))
+
+
+def _of_http(request: Request, error: HTTPException, upload: bool) -> ApiError:
+    """The error for a request that Starlette or FastAPI refuses itself."""
+    path = request.url.path
+    asked, words = f"{request.method[:20]} {path[:80]!r}", str(error.detail)
+    changes_voices = path in (VOICES, AUDIO_VOICES) and request.method == "POST"
+    changes_voices |= path.startswith((f"{VOICES}/", f"{AUDIO_VOICES}/"))
+    if error.status_code in (404, 405) and changes_voices and not upload:
+        words = "this server makes no voices from recordings: start it with --allow-upload"
+    elif error.status_code == 405:
+        words = f"there is no {asked}: use {(error.headers or {}).get('Allow', 'another method')}"
+    elif error.status_code == 404:
+        words = (
+            f"there is no {asked}: speech is POST /v1/audio/speech, or the WebSocket /v1/audio/speech/socket; "
+            "GET /openapi.json lists the rest"
+        )
+    return ApiError(error.status_code, "invalid", words)

@@ -27,7 +27,7 @@ from pydantic_core import PydanticCustomError
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.voice import MOST_REF_TEXT
 from qwen_megakernel.server.api_error import ApiError, Refused
-from qwen_megakernel.server.clones import CLONE_FIELDS, MOST_NUMBERS, Clone
+from qwen_megakernel.server.clones import CLONE_FIELDS, MOST_NUMBERS, Clone, read_clone
 from qwen_megakernel.server.fields import FIELDS, told_apart
 from qwen_megakernel.server.limits import MOST_VALUES, too_many_values
 from qwen_megakernel.speech.options import MOST_TEXT, Option, RequestOptions, options_of, why_not
@@ -38,6 +38,10 @@ SPEECH, BATCH, VOICES = "/v1/audio/speech", "/v1/audio/speech/batch", "/v1/voice
 MODELS = "/v1/models"
 AUDIO_VOICES, AUDIO_MODELS = "/v1/audio/voices", "/v1/audio/models"
 """Where Open WebUI, Kokoro-FastAPI's and vLLM-Omni's clients ask for voices and models."""
+
+_FIELD_NAMES = {(SPEECH, "text"): "input", (BATCH, "text"): "input", (VOICES, "voice"): "name"}
+_FIELD_NAMES |= {(AUDIO_VOICES, "voice"): "name", (AUDIO_VOICES, "text"): "ref_text"}
+"""Fields that these paths call by another name than the rest of the API."""
 
 _SHORT = 64 << 10  # bytes of JSON; they are parsed in 0.3 ms
 _MOST_FIELDS, _MOST_INPUTS = 100, 1000  # of an object; of a list, whose own limit is the server's
@@ -168,7 +172,7 @@ class _How(_Fields):
     def clone(self) -> Clone | None:
         """The voice that the request brings along."""
         given = {name: getattr(self, name) for name in CLONE_FIELDS}
-        return Clone.of({name: value for name, value in given.items() if value is not None})
+        return read_clone({name: value for name, value in given.items() if value is not None})
 
     def options(self) -> RequestOptions:
         """The options of speech that were given, by their own names."""
@@ -245,6 +249,14 @@ class OmniVoiceRequest(VoiceRequest):
     speaker_description: str | None = Field(None, max_length=MOST_TEXT, description="Changes nothing.")
 
 
+def error_of(error: Exception, path: str) -> ApiError:
+    """The error that ended a request to `path`. Its field has the name that it has there."""
+    told = ApiError.of(error)
+    if isinstance(error, Refused):
+        return told
+    return replace(told, field=_FIELD_NAMES.get((path, told.field or ""), told.field))
+
+
 # ---------------------------------------------------------------- reading
 
 _Body = TypeVar("_Body", bound=_Fields)
@@ -299,8 +311,13 @@ def checked(fields: Any, kind: type[_Body]) -> _Body:
 
 
 def described(kind: type[BaseModel]) -> dict[str, Any]:
-    """What /openapi.json says of the body."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": kind.model_json_schema()}}}}
+    """What /openapi.json says of the body. A recording may come as a form, too."""
+    schema = kind.model_json_schema()
+    content = {"application/json": {"schema": schema}}
+    if issubclass(kind, RecordingRequest):
+        file = {"audio": {"type": "string", "format": "binary"}}
+        content["multipart/form-data"] = {"schema": schema | {"properties": schema["properties"] | file}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def _listed(body: type[BaseModel]) -> str:

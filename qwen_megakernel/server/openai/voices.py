@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
@@ -20,6 +19,7 @@ from qwen_megakernel.server.openai.bodies import (
     RecordingRequest,
     VoiceRequest,
     checked,
+    described,
     media_of,
     read_json,
 )
@@ -78,22 +78,28 @@ def add_voices(routes: APIRouter, service: EngineService) -> None:
         await service.add_voice(body.name, recording, body.text)
         return body.name
 
-    @routes.post(VOICES, status_code=201, responses=errors, openapi_extra=_described(VoiceRequest))
+    async def deleted(name: str) -> str:
+        """The name of the voice, which is a saved one no more."""
+        service.check_ready()
+        name = _saved(service, name)
+        await service.saved_voices.remove(name)
+        return name
+
+    @routes.post(VOICES, status_code=201, responses=errors, openapi_extra=described(VoiceRequest))
     async def add_voice(request: Request) -> dict:
         return {"id": await made(request, VoiceRequest), "object": "voice"}
 
-    @routes.post(AUDIO_VOICES, responses=errors, openapi_extra=_described(OmniVoiceRequest))
+    @routes.post(AUDIO_VOICES, responses=errors, openapi_extra=described(OmniVoiceRequest))
     async def add_omni_voice(request: Request) -> dict:
         """As vLLM-Omni's clients make a voice."""
         return {"success": True, "voice": {"name": await made(request, OmniVoiceRequest)}}
 
     @routes.delete(AUDIO_VOICES + "/{name}", responses=errors)
     async def delete_omni_voice(name: str) -> dict:
-        service.check_ready()
-        await service.saved_voices.remove(_saved(service, name))
+        await deleted(name)
         return {"success": True, "message": f"Voice '{name}' deleted successfully"}
 
-    @routes.put(VOICES + "/{name}", responses=errors, openapi_extra=_described(RecordingRequest))
+    @routes.put(VOICES + "/{name}", responses=errors, openapi_extra=described(RecordingRequest))
     async def replace_voice(name: str, request: Request) -> dict:
         engine = service.check_ready()
         name = _saved(service, name)
@@ -103,10 +109,7 @@ def add_voices(routes: APIRouter, service: EngineService) -> None:
 
     @routes.delete(VOICES + "/{name}", responses=errors)
     async def delete_voice(name: str) -> dict:
-        service.check_ready()
-        name = _saved(service, name)
-        await service.saved_voices.remove(name)
-        return {"id": name, "object": "voice", "deleted": True}
+        return {"id": await deleted(name), "object": "voice", "deleted": True}
 
 
 def _saved(service: EngineService, name: str) -> str:
@@ -120,14 +123,6 @@ def _saved(service: EngineService, name: str) -> str:
         words = f"there is no saved voice {name[:80]!r}; known: {known}"
         raise Refused(ApiError(404, "invalid", words, field="name"))
     return name.lower()
-
-
-def _described(body: type[BaseModel]) -> dict[str, Any]:
-    """Describe the body for /openapi.json, as JSON and as a form."""
-    schema = body.model_json_schema()
-    form = schema | {"properties": schema["properties"] | {"audio": {"type": "string", "format": "binary"}}}
-    content = {"application/json": {"schema": schema}, "multipart/form-data": {"schema": form}}
-    return {"requestBody": {"required": True, "content": content}}
 
 
 async def _read(request: Request, kind: type[_Body], max_upload: int) -> tuple[_Body, str | bytes]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import reprlib
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.websockets import WebSocket
@@ -65,7 +65,7 @@ class Socket(SocketLine):
     def _listens(self) -> bool:
         return bool(self._contexts)
 
-    def _tasks(self) -> Iterable[asyncio.Task]:
+    def _tasks(self) -> list[asyncio.Task]:
         return [context.task for context in self._contexts.values()]
 
     def put_audio(self, number: int, pcm: bytes) -> None:
@@ -104,12 +104,9 @@ class Socket(SocketLine):
             self.put_error(name, ApiError(400, "invalid", f"there is no context {name!r}: a text message opens it"))
 
     def _open(self, name: str) -> "_Context | None":
-        if len(self._contexts) >= self.service.limits.contexts:
-            most = self.service.limits.contexts
-            self.put_error(
-                name,
-                ApiError(429, "busy", f"a socket may have at most {most} contexts at once: open this one later", True),
-            )
+        if len(self._contexts) >= (most := self.service.limits.contexts):
+            words = f"a socket may have at most {most} contexts at once: open this one later"
+            self.put_error(name, ApiError(429, "busy", words, True))
             self._ended.append(name)
             return None
         self._numbers += 1
@@ -196,20 +193,16 @@ class _Context:
             self._queue(kind, 0)
 
     async def _run(self) -> None:
-        socket = self._socket
+        socket, limit = self._socket, self._socket.service.limits.total_s
         self._running = True
         try:
-            async with asyncio.timeout(socket.service.limits.total_s):
+            async with asyncio.timeout(limit):
                 if self._cancelled:
                     raise asyncio.CancelledError
                 await self._speak()
         except TimeoutError:
-            socket.put_error(
-                self._name,
-                ApiError(
-                    408, "failed", f"the context took more than {socket.service.limits.total_s:g} s: send end sooner"
-                ),
-            )
+            words = f"the context took more than {limit:g} s: send end sooner"
+            socket.put_error(self._name, ApiError(408, "failed", words))
         except asyncio.CancelledError:  # cancelled before it spoke, or the socket is closed and nobody reads this
             self._put_end("cancelled", 0.0, 0.0, None)
         except Exception as error:
@@ -258,8 +251,9 @@ class _Context:
                 self._socket.put(begin | ({"ignored": self._ignored} if self._ignored else {}))
             elif isinstance(event, Sound) and not self._cancelled:  # a chunk may have been made before the cancel came
                 self._socket.put_audio(self._number, pcm16(event.samples))
-            elif isinstance(event, Words) and not self._cancelled:
-                self._put_words(event.words)
+            elif isinstance(event, Words) and event.words and not self._cancelled:
+                words = [[word, round(at, 3)] for word, at in event.words]
+                self._socket.put({"type": "words", "context": self._name, "words": words})
             elif isinstance(event, Ended):
                 ended = event
         assert ended
@@ -308,11 +302,6 @@ class _Context:
                 _, text, complete = self._read(message, opens=False)
                 self._socket.service.log_text(text)
                 yield text
-
-    def _put_words(self, words: list[tuple[str, float]]) -> None:
-        if words:
-            listed = [[word, round(at, 3)] for word, at in words]
-            self._socket.put({"type": "words", "context": self._name, "words": listed})
 
     def _put_end(self, reason: str, seconds: float, compute: float, seed: int | None) -> None:
         end = {"type": "end", "context": self._name, "finish_reason": reason, "seconds": round(seconds, 3)}
