@@ -238,78 +238,71 @@ def whole_file(content: bytes, headers: dict[str, str], media_type: str) -> Stre
 # ---------------------------------------------------------------- a batch
 
 
-class Batch:
-    """Several texts. They are spoken in all slots at once and answered in their order."""
+Item = tuple[str, RequestOptions, bool]
+"""A text, the client's options for it, and whether names in it change the speaker."""
 
-    def __init__(
-        self,
-        service: EngineService,
-        name: str,
-        rate: int | None,
-        items: list[tuple[str, RequestOptions, bool]],
-        *,
-        omni: bool = False,
-    ):
-        """
-        Args:
-            name: the audio format, one of `MEDIA`.
-            rate: the audio's sample rate in Hz; None: the model's.
-            items: texts, the client's options for each, and whether names in them change the speaker.
-            omni: answer in vLLM-Omni's form.
-        """
-        self._service = service
-        self._name = name
-        self._rate = rate
-        self._omni = omni
-        self._items = items
-        self._slots = asyncio.Semaphore(service.engine.health()["max_streams"])
 
-    async def parts(self) -> AsyncGenerator[bytes, None]:
-        """Yield the answer's JSON, entry by entry. If closed early, it cancels what is not spoken yet."""
-        tasks = [asyncio.create_task(self._say(index, *item)) for index, item in enumerate(self._items)]
-        try:
-            before = b'{"id": "speech-batch", "results": [' if self._omni else b'{"object": "list", "data": ['
-            spoken = 0
-            for task in tasks:
-                await asyncio.wait([task])  # cancelling this wait spares the task; `finally` cancels all at once
-                told, audio = task.result()
-                spoken += audio is not None
-                told = self._as_omni(told) if self._omni else told
-                yield before + json.dumps(told).encode().removesuffix(b"}")
-                for piece in _base64_json(audio, "audio_data" if self._omni else "audio"):
-                    yield piece
-                yield b"}"
-                before = b", "
-            counts = {"total": len(tasks), "succeeded": spoken, "failed": len(tasks) - spoken}
-            yield b"], " + json.dumps(counts).encode()[1:] if self._omni else b"]}"
-        finally:
-            await cancelled(tasks)
+async def batch_json(
+    service: EngineService,
+    name: str,
+    rate: int | None,
+    items: list[Item],
+    *,
+    omni: bool = False,
+) -> AsyncGenerator[bytes, None]:
+    """Speak several texts in all slots at once. Yield the answer's JSON, entry by entry, in their order. If closed
+    early, cancel what is not spoken yet.
 
-    def _as_omni(self, told: dict[str, Any]) -> dict[str, Any]:
-        """An entry without its audio, in vLLM-Omni's form."""
-        if "error" in told:
-            return {"index": told["index"], "status": "error", "error": told["error"]["message"]}
-        usage = {"index": told["index"], "status": "success", "usage": told["usage"]}
-        return usage | {"media_type": MEDIA[self._name]}
+    Args:
+        name: the audio format, one of `MEDIA`.
+        rate: the audio's sample rate in Hz; None: the model's.
+        omni: answer in vLLM-Omni's form.
+    """
+    slots = asyncio.Semaphore(service.engine.health()["max_streams"])
 
-    async def _say(
-        self, index: int, text: str, options: RequestOptions, speakers: bool
-    ) -> tuple[dict[str, Any], bytes | None]:
+    async def say(index: int, item: Item) -> tuple[dict[str, Any], bytes | None]:
         """The entry for one input, and its audio; None if it failed."""
-        async with self._slots:
+        text, options, speakers = item
+        async with slots:
             try:
-                self._service.check_ready()
-                if (size := len(text)) > (most := self._service.limits.max_text):
+                service.check_ready()
+                if (size := len(text)) > (most := service.limits.max_text):
                     raise TextTooLongError(f"input has {size} characters, at most {most} are allowed")
-                encoder = StreamEncoder(self._name, self._service.engine.sample_rate, self._rate)
-                speech = Speech(self._service, encoder, text, options, speakers=speakers, patient=True)
+                encoder = StreamEncoder(name, service.engine.sample_rate, rate)
+                speech = Speech(service, encoder, text, options, speakers=speakers, patient=True)
                 audio = await speech.whole()
-                told = {"index": index, "object": "speech", "format": self._name, "seed": speech.seed}
+                told = {"index": index, "object": "speech", "format": name, "seed": speech.seed}
                 told |= {"ignored": speech.ignored} if speech.ignored else {}
                 told |= {"attempts": speech.attempts} if options.get("retries") else {}
                 return told | {"usage": await speech.usage()}, audio
             except TTSError as error:
                 return {"index": index, "object": "error", "error": error_of(error, BATCH).body}, None
+
+    tasks = [asyncio.create_task(say(index, item)) for index, item in enumerate(items)]
+    try:
+        before = b'{"id": "speech-batch", "results": [' if omni else b'{"object": "list", "data": ['
+        spoken = 0
+        for task in tasks:
+            await asyncio.wait([task])  # cancelling this wait spares the task; `finally` cancels all at once
+            told, audio = task.result()
+            spoken += audio is not None
+            told = _as_omni(told, name) if omni else told
+            yield before + json.dumps(told).encode().removesuffix(b"}")
+            for piece in _base64_json(audio, "audio_data" if omni else "audio"):
+                yield piece
+            yield b"}"
+            before = b", "
+        counts = {"total": len(tasks), "succeeded": spoken, "failed": len(tasks) - spoken}
+        yield b"], " + json.dumps(counts).encode()[1:] if omni else b"]}"
+    finally:
+        await cancelled(tasks)
+
+
+def _as_omni(told: dict[str, Any], name: str) -> dict[str, Any]:
+    """An entry of a batch without its audio, in vLLM-Omni's form."""
+    if "error" in told:
+        return {"index": told["index"], "status": "error", "error": told["error"]["message"]}
+    return {"index": told["index"], "status": "success", "usage": told["usage"], "media_type": MEDIA[name]}
 
 
 def _base64_json(audio: bytes | None, name: str) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ from qwen_megakernel.server.api_error import ApiError, Refused
 from qwen_megakernel.server.fields import check_sound
 from qwen_megakernel.server.guard import error_response
 from qwen_megakernel.server.metrics import UNREADY
-from qwen_megakernel.server.openai.answers import Batch, Speech, Streamed, while_connected, whole_file
+from qwen_megakernel.server.openai.answers import Speech, Streamed, batch_json, while_connected, whole_file
 from qwen_megakernel.server.openai.bodies import (
     AUDIO_MODELS,
     AUDIO_VOICES,
@@ -136,7 +136,7 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
             items.append((item.input, shared | own, speakers is True))
         ignored = dict.fromkeys([*body.ignored, *(name for item in body.inputs for name in item.ignored)])
         headers = {"X-Ignored": ", ".join(ignored)} if ignored else {}
-        parts = Batch(service, name, body.sample_rate, items, omni=body.has_items).parts()
+        parts = batch_json(service, name, body.sample_rate, items, omni=body.has_items)
         return Streamed(parts, media_type="application/json", headers=headers)
 
 
