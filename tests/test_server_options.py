@@ -75,9 +75,8 @@ def on_ray(monkeypatch):
     del sys.modules[name]
     module, made = import_module(name), []
     monkeypatch.setattr(module.serve, "get_replica_context", lambda: replica)
-    api = SimpleNamespace(router=SimpleNamespace(lifespan_context=None), state=SimpleNamespace(service=None))
-    api.add_middleware = lambda *_args, **_options: None
-    monkeypatch.setattr(module, "make_app", lambda _load, options, *, model: made.append(options) or api)
+    api = SimpleNamespace(add_middleware=lambda *_args, **_options: None)
+    monkeypatch.setattr(module, "make_app", lambda _load, options, **_more: made.append(options) or api)
     return module, made
 
 

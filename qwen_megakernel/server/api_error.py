@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from qwen_megakernel.errors import (
     AudioError,
@@ -60,6 +61,8 @@ class ApiError:
     @classmethod
     def of(cls, error: BaseException) -> "ApiError":
         """What a client is told about an exception."""
+        if isinstance(error, Refused):
+            return error.error
         if isinstance(error, RequestError):
             field = error.field or next((name for kind, name in _FIELDS.items() if isinstance(error, kind)), None)
             return cls(400, "invalid", str(error), field=field)
@@ -73,3 +76,17 @@ class ApiError:
         if isinstance(error, TTSError):
             return cls(500, "failed", f"{type(error).__name__}: {error}")
         return cls(500, "failed", "the server failed; its log says why")
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object, with `retryable` added."""
+        kind = "invalid_request_error" if self.status < 500 and not self.retryable else "server_error"
+        told = {"message": self.message, "type": kind, "param": self.field, "code": self.code}
+        return told | {"retryable": self.retryable}
+
+
+class Refused(Exception):
+    """A request that is answered with an error of its own."""
+
+    def __init__(self, error: ApiError):
+        self.error = error

@@ -12,6 +12,7 @@ import anyio.lowlevel
 import uvicorn
 from fastapi import FastAPI
 from starlette.middleware import Middleware
+from starlette.websockets import WebSocket
 
 from qwen_megakernel import __version__
 from qwen_megakernel.checkpoint.config import ModelConfig
@@ -20,7 +21,8 @@ from qwen_megakernel.server.connections import FewLines, protocols_of
 from qwen_megakernel.server.guard import OPEN, Guard
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.metrics import Metrics, add_state
-from qwen_megakernel.server.omni import api as omni
+from qwen_megakernel.server.omni.api import PATH as STREAM_PATH
+from qwen_megakernel.server.omni.api import Stream
 from qwen_megakernel.server.openai import api as openai
 from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.origins import Origins
@@ -28,8 +30,8 @@ from qwen_megakernel.server.page import DOCS, add_docs, add_page
 from qwen_megakernel.server.page import PATH as PAGE
 from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_within
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.server.socket import api as socket_api
-from qwen_megakernel.server.socket_line import MAX_RECORDING
+from qwen_megakernel.server.socket.api import Socket
+from qwen_megakernel.server.socket_line import MAX_RECORDING, SocketLine
 from qwen_megakernel.speech.engine import TTSEngine
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ def make_app(
     *,
     model: str,
     config: ModelConfig | None = None,
+    until_ready: bool = False,
 ) -> FastAPI:
     """The whole API as an ASGI app. `app.state.service` is its `EngineService`, which takes the same arguments.
     `app.state.max_message` is the largest WebSocket message, in bytes.
@@ -51,6 +54,7 @@ def make_app(
     Args:
         load: makes the engine, once the app has started.
         options: None: the defaults of `ServerOptions`.
+        until_ready: the app has started once requests are served. Without an engine its start fails.
 
     Raises:
         BackendError: `allow_origins` are wrong.
@@ -65,29 +69,32 @@ def make_app(
         service.start()
         await anyio.lowlevel.checkpoint()  # Starlette waits by it: load its parts now, not while somebody speaks
         try:
+            while until_ready and service.state == "loading":
+                await asyncio.sleep(0.05)
+            if until_ready and service.gone.is_set():
+                raise RuntimeError(f"the engine could not be made ready: {service.error}")
             yield
         finally:
             await service.drain()
             await service.close()
 
     about: dict[str, Any] = {"title": "qwen_megakernel", "version": __version__, "docs_url": None, "redoc_url": None}
+    sockets: dict[str, type[SocketLine]] = {SOCKET_PATH: Socket, STREAM_PATH: Stream}
     guard = Middleware(
         Guard,
         options,
         Origins(options.allow_origins, has_token=options.token is not None),
         metrics,
         paths={PAGE, DOCS, "/openapi.json", "/metrics", *OPEN, *openai.PATHS},
-        sockets=(SOCKET_PATH, omni.PATH),
+        sockets=sockets,
         bodies=openai.largest_bodies(options),
     )
-    # Read a body without a Content-Type as JSON, because simple clients send none. FastAPI refuses it by default:
-    # a browser lets pages of other sites send such a body without asking. Here the guard refuses those pages.
-    app = FastAPI(**about, lifespan=life, middleware=[guard], strict_content_type=False)
+    app = FastAPI(**about, lifespan=life, middleware=[guard])
     app.state.service = service
     openai.add_api(app, service)
     add_state(app, service, metrics)
-    socket_api.add_socket(app, service, metrics)
-    omni.add_stream(app, service, metrics)
+    for path, kind in sockets.items():
+        _add_socket(app, path, kind, metrics)
     # Twice the real limit: a client that sends a little more gets an error, not a broken connection.
     recordings = options.allow_upload or options.allow_clone
     app.state.max_message = max(options.limits.max_body * 4, MAX_RECORDING * 2 * recordings)
@@ -96,6 +103,13 @@ def make_app(
     if options.token is None:
         add_docs(app)
     return app
+
+
+def _add_socket(app: FastAPI, path: str, kind: type[SocketLine], metrics: Metrics) -> None:
+    @app.websocket(path)
+    async def run(websocket: WebSocket) -> None:
+        with metrics.sockets.track_inprogress():
+            await kind(websocket, app.state.service).run()
 
 
 def config_of(app: FastAPI, **more: Any) -> uvicorn.Config:
@@ -132,11 +146,8 @@ class _Server(uvicorn.Server):
             super().handle_exit(sig, frame)
         else:
             self._stopping = True
-            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._drain_and_exit(sig, frame)))
-
-    async def startup(self, sockets=None) -> None:
-        self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
+            loop = asyncio.get_running_loop()
+            loop.call_soon_threadsafe(lambda: loop.create_task(self._drain_and_exit(sig, frame)))
 
     async def _drain_and_exit(self, sig: int, frame) -> None:
         open_now, drain_s = len(self._service.sessions), self._service.limits.drain_s

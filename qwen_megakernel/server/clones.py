@@ -38,42 +38,6 @@ class Clone:
     text: str | None = None
     vector: tuple[float, ...] = ()
 
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "Clone | None":
-        """
-        Args:
-            given: the fields of `CLONE_FIELDS` that came, with values of their types.
-
-        Returns:
-            None if they bring no voice along.
-
-        Raises:
-            RequestError: they contradict each other, or the recording is an address.
-        """
-        audio, vector, text = given.get("ref_audio"), given.get("speaker_embedding"), given.get("ref_text")
-        if isinstance(audio, list):
-            if len(audio) != 1:
-                raise RequestError(f"ref_audio must be one recording, got {len(audio)}", field="ref_audio")
-            audio = audio[0]
-        if audio is None and vector is None:
-            if text is not None and given.get("x_vector_only_mode") is not True:
-                words = "ref_text says what the recording ref_audio says: send both, or leave ref_text out"
-                raise RequestError(words, field="ref_text")
-            return None
-        if audio is not None and vector is not None:
-            words = "ref_audio and speaker_embedding both say who speaks: send one of them"
-            raise RequestError(words, field="speaker_embedding")
-        if vector is not None:
-            if not all(math.isfinite(number) for number in vector):
-                raise RequestError("speaker_embedding must be finite numbers", field="speaker_embedding")
-            return cls(vector=tuple(vector))
-        assert audio is not None
-        if not isinstance(audio, str) or audio.lstrip().lower().startswith(_ADDRESSES):
-            words = f"ref_audio must be the recording itself, in base64 or as a data URL, got {reprlib.repr(audio)}"
-            raise RequestError(f"{words}: this server opens no addresses and no files", field="ref_audio")
-        keep_text = text is not None and text.strip() and given.get("x_vector_only_mode") is not True
-        return cls(audio, text if keep_text else None)
-
     @property
     def digest(self) -> bytes:
         """Equal for equal clones. Takes 1 ms a megabyte."""
@@ -83,19 +47,48 @@ class Clone:
 
 
 def read_clone(given: Mapping[str, Any]) -> Clone | None:
-    """As `Clone.of`, of fields whose types nobody has checked. Raises RequestError: one is of another type too."""
-    vector, text = given.get("speaker_embedding"), given.get("ref_text")
+    """
+    Args:
+        given: the fields of `CLONE_FIELDS` that came.
+
+    Returns:
+        None if they bring no voice along.
+
+    Raises:
+        RequestError: a field is of another type, they contradict each other, or the recording is an address.
+    """
+    audio, vector, text = given.get("ref_audio"), given.get("speaker_embedding"), given.get("ref_text")
+    vector_only = given.get("x_vector_only_mode")
     right = {
-        "ref_audio": (isinstance(given.get("ref_audio"), str | list), "a recording in base64"),
+        "ref_audio": (isinstance(audio, str | list), "a recording in base64"),
         "ref_text": (isinstance(text, str) and len(text) <= MOST_REF_TEXT, f"at most {MOST_REF_TEXT} characters"),
-        "x_vector_only_mode": (isinstance(given.get("x_vector_only_mode"), bool), "true or false"),
+        "x_vector_only_mode": (isinstance(vector_only, bool), "true or false"),
         "speaker_embedding": (_is_vector(vector), f"1 to {MOST_NUMBERS} numbers"),
     }
     for name, value in given.items():
         fits, wanted = right[name]
         if not fits:
             raise RequestError(f"{name} must be {wanted}, got {reprlib.repr(value)}", field=name)
-    return Clone.of(given)
+    if isinstance(audio, list):
+        if len(audio) != 1:
+            raise RequestError(f"ref_audio must be one recording, got {len(audio)}", field="ref_audio")
+        audio = audio[0]
+    if audio is None and vector is None:
+        if text is not None and not vector_only:
+            words = "ref_text says what the recording ref_audio says: send both, or leave ref_text out"
+            raise RequestError(words, field="ref_text")
+        return None
+    if audio is not None and vector is not None:
+        words = "ref_audio and speaker_embedding both say who speaks: send one of them"
+        raise RequestError(words, field="speaker_embedding")
+    if vector is not None:
+        if not all(math.isfinite(number) for number in vector):
+            raise RequestError("speaker_embedding must be finite numbers", field="speaker_embedding")
+        return Clone(vector=tuple(vector))
+    if not isinstance(audio, str) or audio.lstrip().lower().startswith(_ADDRESSES):
+        words = f"ref_audio must be the recording itself, in base64 or as a data URL, got {reprlib.repr(audio)}"
+        raise RequestError(f"{words}: this server opens no addresses and no files", field="ref_audio")
+    return Clone(audio, text if text and text.strip() and not vector_only else None)
 
 
 def _is_vector(value: Any) -> bool:

@@ -42,9 +42,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.guard import OPEN
+from qwen_megakernel.server.guard import OPEN, error_response
 from qwen_megakernel.server.limits import Limits
-from qwen_megakernel.server.refusals import error_body, error_response
 
 _BUSY = ApiError(503, "busy", "too many connections are open; try again", True)
 _MOST_IGNORED = 16 << 20  # bytes, more than a recording has: a client may send all of it before it reads an error
@@ -210,7 +209,7 @@ class HttpConnection(HttpToolsProtocol):
             self.drop()  # nothing may come between the bytes of an answer
             return
         error = self._refusal or ApiError(400, "invalid", "this is not HTTP/1.1 as it must be")
-        body = json.dumps({"error": error_body(error)}).encode()
+        body = json.dumps({"error": error.body}).encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[error.status] + head + body)
         self.transport.close()

@@ -12,6 +12,7 @@ from typing import Any
 
 from qwen_megakernel.engine.audio import CHUNK_SCHEDULE
 from qwen_megakernel.errors import RequestError
+from qwen_megakernel.speech.encoders import RATES, missing
 from qwen_megakernel.speech.options import options_of
 
 OPENAI, OMNI, KOKORO = "OpenAI", "vLLM-Omni", "Kokoro-FastAPI"
@@ -58,6 +59,22 @@ def first_chunk(first: Any, name: str) -> tuple[int, ...] | None:
         words = f"{name} must be an integer from 0 to {_MAX_FIRST} frames of 80 ms, got {reprlib.repr(first)}"
         raise RequestError(words, field=name)
     return (first, *(size for size in CHUNK_SCHEDULE if size > first)) if first else None
+
+
+def check_sound(name: str, rate: Any) -> None:
+    """
+    Args:
+        name: the audio's format, one of `MEDIA`.
+        rate: its sample rate in Hz; None: the model's.
+
+    Raises:
+        RequestError: the format is not available here, or there is no such rate.
+    """
+    if why := missing(name):
+        raise RequestError(why, field="response_format")
+    if rate is not None and (isinstance(rate, bool) or rate not in RATES):
+        words = f"sample_rate must be one of {', '.join(map(str, RATES))}, got {reprlib.repr(rate)}"
+        raise RequestError(words, field="sample_rate")
 
 
 def _ignored(of: str, about: str) -> Field:

@@ -6,8 +6,8 @@ import hmac
 import logging
 from collections.abc import Collection, Mapping
 
-from starlette.datastructures import Headers
-from starlette.responses import Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.server.api_error import ApiError
@@ -16,7 +16,6 @@ from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.origins import Origins, came_by_proxy, is_own, is_preflight, split
 from qwen_megakernel.server.page import PATH as PAGE
 from qwen_megakernel.server.process import is_loopback
-from qwen_megakernel.server.refusals import error_response
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +23,12 @@ OPEN = ("/health", "/ready")
 """Supervisors ask these paths without a token; the answers say nothing about any client."""
 
 _SCHEMES = ("Bearer", "Api-Key")  # the second is what LiveKit's Qwen3-TTS client sends
+
+
+def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The answer to a request that failed, in OpenAI's shape."""
+    more = {"Retry-After": "1"} if error.retryable else {}
+    return JSONResponse({"error": error.body}, error.status, headers={**(headers or {}), **more})
 
 
 class Guard:
@@ -68,11 +73,11 @@ class Guard:
         is_socket = scope["type"] == "websocket"
         if not is_socket:
             headers = Headers(scope=scope)
-            send = self._counting(scope["path"] if scope["path"] in self._paths else "other", send)
-            if is_preflight(scope["method"], headers):
+            preflight = is_preflight(scope["method"], headers)
+            send = self._told(scope["path"], {} if preflight else self._origins.shared(headers), send)
+            if preflight:
                 await self._answer_to_preflight(headers)(scope, receive, send)
                 return
-            send = self._origins.sharing(headers, send)
             if scope["method"] == "HEAD":  # the protocol leaves out the body
                 scope = dict(scope, method="GET")
         if error := self._check_access(scope) or (self._check_socket(scope) if is_socket else None):
@@ -152,7 +157,12 @@ class Guard:
                     error = ApiError(413, "invalid", words)
                     await error_response(error, headers={"Connection": "close"})(scope, receive, send_in_time)
                     return
-                await self._app(scope, _replay(body, receive), send_in_time)
+                whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+                async def receive_again() -> Message:  # the body, then what follows: the client's disconnect
+                    return whole.pop() if whole else await receive()
+
+                await self._app(scope, receive_again, send_in_time)
         except TimeoutError:
             if answered:
                 log.info("a client was too slow")
@@ -186,27 +196,16 @@ class Guard:
         path, below = scope["path"], f"{scope['path'].rpartition('/')[0]}/"
         return self._bodies.get(path) or self._bodies.get(below) or self._limits.max_body
 
-    def _counting(self, path: str, send: Send) -> Send:
-        async def counted(message: Message) -> None:
+    def _told(self, path: str, headers: Mapping[str, str], send: Send) -> Send:
+        """A `send` that counts the answer and adds these headers to it."""
+
+        async def send_told(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.requests.labels(path, message["status"]).inc()
+                self._metrics.requests.labels(path if path in self._paths else "other", message["status"]).inc()
+                MutableHeaders(scope=message).update(headers)
             await send(message)
 
-        return counted
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that first returns the body, then passes on what follows: the client's disconnect."""
-    replayed = False
-
-    async def receive_again() -> Message:
-        nonlocal replayed
-        if replayed:
-            return await receive()
-        replayed = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive_again
+        return send_told
 
 
 def _foreign(headers: Headers) -> ApiError:

@@ -24,15 +24,15 @@ _TTFC_S = (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 class Metrics:
     """Attributes:
+    registry: all metrics.
     requests: HTTP requests, by path and status.
     sockets: open WebSockets.
     """
 
     def __init__(self, service: EngineService):
-        self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(service))
+        self.registry = where = CollectorRegistry()
+        where.register(_EngineCollector(service))
         service.said = self.record
-        where = self._registry
         self.requests = Counter(f"{_PREFIX}_requests", "HTTP requests", ["path", "status"], registry=where)
         self.sockets = Gauge(f"{_PREFIX}_sockets", "WebSockets that are open", registry=where)
         self._audio = Counter(f"{_PREFIX}_audio_seconds", "Seconds of audio of utterances that ended", registry=where)
@@ -44,14 +44,6 @@ class Metrics:
         self._audio.inc(audio.duration_s)
         if audio.ttfc_s is not None:
             self._ttfc.observe(audio.ttfc_s)
-
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """All metrics in a text format that the `Accept` header allows, and its media type."""
-        try:
-            encode, media = choose_encoder(accept)
-        except (TypeError, ValueError):  # the header's version is not a number
-            encode, media = choose_encoder("")
-        return encode(self._registry), media
 
 
 class _EngineCollector(Collector):
@@ -92,5 +84,8 @@ def add_state(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
     @app.get("/metrics", response_class=Response)
     async def prometheus(request: Request) -> Response:
         """Metrics for Prometheus."""
-        text, media = metrics.render(request.headers.get("accept", ""))
-        return Response(text, media_type=media)
+        try:
+            encode, media = choose_encoder(request.headers.get("accept", ""))
+        except (TypeError, ValueError):  # the header's version is not a number
+            encode, media = choose_encoder("")
+        return Response(encode(metrics.registry), media_type=media)

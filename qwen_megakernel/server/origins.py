@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from urllib.parse import SplitResult, urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import Message, Send
+from starlette.datastructures import Headers
 
 from qwen_megakernel.errors import BackendError
 
@@ -52,25 +51,15 @@ class Origins:
         if not self.are_listed(origin):
             return None
         told = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Allow-Headers": _TAKEN}
-        return told | {"Access-Control-Max-Age": _MAX_AGE_S} | self._shared(origin)
+        return told | {"Access-Control-Max-Age": _MAX_AGE_S, "Access-Control-Allow-Origin": origin, "Vary": "Origin"}
 
-    def sharing(self, headers: Headers, send: Send) -> Send:
-        """Let a listed page read the answer."""
+    def shared(self, headers: Headers) -> dict[str, str]:
+        """The headers with which a listed page may read the answer; none for others."""
         origin = headers.get("origin")
         if origin is None or not self.are_listed(origin):
-            return send
-
-        async def shared(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                more = MutableHeaders(scope=message)
-                for name, value in (self._shared(origin) | {"Access-Control-Expose-Headers": _SHOWN}).items():
-                    more[name] = value
-            await send(message)
-
-        return shared
-
-    def _shared(self, origin: str) -> dict[str, str]:
-        return {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+            return {}
+        told = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+        return told | {"Access-Control-Expose-Headers": _SHOWN}
 
 
 def _is_origin(text: str) -> bool:

@@ -5,7 +5,6 @@ import contextlib
 import itertools
 import logging
 import secrets
-import threading
 from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
@@ -26,6 +25,7 @@ from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.server.api_error import listed
 from qwen_megakernel.server.clones import Clone, Clones
 from qwen_megakernel.server.options import ServerOptions
+from qwen_megakernel.server.tasks import cancelled, in_daemon
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.options import RequestOptions, idle
 from qwen_megakernel.speech.request import SpeechRequest, foreign_hint
@@ -118,11 +118,11 @@ class EngineService:
         """Load the engine and watch it. It is ready once it has spoken a real utterance, so the first caller does not
         wait for a warm-up."""
         try:
-            self._engine = await _in_daemon(self._load)
+            self._engine = await in_daemon(self._load)
             self._check_voices(self.engine.variant, self.engine.speakers)
             if not self.can_clone and not self.clones and (self.options.allow_upload or self._clones):
                 log.warning("no client can make or bring voices: %s is no Base checkpoint", self.model)
-            await _in_daemon(self._warm_up)
+            await in_daemon(self._warm_up)
         except Exception as error:
             self._give_up("failed", error, None if isinstance(error, TTSError) else error)
             return
@@ -157,9 +157,7 @@ class EngineService:
 
     async def close(self) -> None:
         """Close the engine and cancel running utterances."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(self._tasks)
         self._executor.shutdown(wait=False, cancel_futures=True)
         self.saved_voices.close()
         if self._engine:
@@ -362,6 +360,7 @@ class EngineService:
         opening: str = "",
         *,
         ended: bool = False,
+        words: bool = False,
         **how: Any,
     ) -> AsyncIterator[SpeechSession]:
         """Begin a session. At the end of the block, cancel it if it still runs.
@@ -369,12 +368,14 @@ class EngineService:
         Args:
             text, opening, ended: as `SpeechSession.begin` takes them.
             request: what `request` returned.
+            words: tell words and when they are spoken.
             **how: further arguments of `SpeechSession`.
 
         Raises:
             TTSError: the text cannot be spoken, or not now.
         """
-        session = SpeechSession(self.engine, self._executor, request, **how)
+        rate = self.engine.rates.of(request.conditioning) if words else None
+        session = SpeechSession(self.engine, self._executor, request, rate=rate, **how)
         self.sessions.add(session)
         self.log_text(opening if text is None else text)
         try:
@@ -394,23 +395,3 @@ class EngineService:
         """Log a text, if the operator asked for it. Texts are private."""
         if self.options.log_texts and text:
             log.info("text %r", text)
-
-
-async def _in_daemon(job: Callable[[], Any]) -> Any:
-    """Run `job` in a daemon thread, which does not keep the process alive. A download may take an hour."""
-    loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-    def settle(set_it: Callable, value: Any) -> None:
-        if not done.done():
-            set_it(value)
-
-    def run() -> None:
-        try:
-            outcome = done.set_result, job()
-        except BaseException as error:
-            outcome = done.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, *outcome)
-
-    threading.Thread(target=run, name="qwen_megakernel load", daemon=True).start()
-    return await done

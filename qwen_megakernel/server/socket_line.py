@@ -13,6 +13,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.limits import MOST_VALUES, too_many_values
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.server.tasks import cancelled, first_of
+from spoken_text.finder import Conversation
 
 PROTOCOL = "speech"
 """Subprotocol, accepted if offered. A browser that offers its token as a subprotocol needs one to be accepted."""
@@ -79,12 +81,14 @@ class SocketLine(ABC):
 
     Attributes:
         idle_words: the message to a client that was silent for too long.
+        conversation: of all that this client lets speak.
     """
 
     idle_words: str
 
     def __init__(self, websocket: WebSocket, service: EngineService):
         self._websocket, self.service = websocket, service
+        self.conversation = Conversation()
         self._outbox: asyncio.Queue[str | bytes | None] = asyncio.Queue()
         self._unsent = 0  # bytes in it
         self._overfull = asyncio.Event()
@@ -107,9 +111,9 @@ class SocketLine(ABC):
         """Jobs that run as long as the socket is open."""
         return ()
 
-    def _tasks(self) -> Iterable[asyncio.Task]:
+    def _tasks(self) -> list[asyncio.Task]:
         """Other running tasks, which end with the socket."""
-        return ()
+        return []
 
     # ------------------------------------------------------------ life
 
@@ -120,27 +124,18 @@ class SocketLine(ABC):
             await self._websocket.accept(PROTOCOL if PROTOCOL in offered else None)
         except (WebSocketDisconnect, RuntimeError):  # the client has gone; Starlette tells it in both ways
             return
-        jobs = (self._send(), self._receive(), self._watch_unsent(), *self._jobs())
-        tasks = [asyncio.create_task(job) for job in jobs]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            await next(iter(done))
+            await first_of(self._send(), self._receive(), self._watch_unsent(), *self._jobs())
         except CloseSocket as close:
-            await self._close(close, tasks)
+            await self._close(close)
         except (WebSocketDisconnect, ConnectionError):
             pass
         finally:
-            tasks += self._tasks()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancelled(self._tasks())
             self.service.unsent_sockets.discard(self)
 
-    async def _close(self, close: CloseSocket, tasks: list[asyncio.Task]) -> None:
+    async def _close(self, close: CloseSocket) -> None:
         """Tell the client why, if it still reads."""
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         with suppress(TimeoutError, WebSocketDisconnect, ConnectionError, RuntimeError):
             async with asyncio.timeout(1):
                 if close.error:

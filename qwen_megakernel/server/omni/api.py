@@ -1,217 +1,70 @@
-"""vLLM-Omni's streaming socket, which LiveKit's Qwen3-TTS client speaks: docs/livekit.md, docs/serving.md."""
+"""vLLM-Omni's streaming socket, which LiveKit's Qwen3-TTS client speaks: docs/livekit.md, docs/serving.md.
+
+An utterance's text comes in `input.text` and ends with `input.done`. Its speech goes out between audio.start and
+audio.done, once for each part that fits a slot.
+"""
 
 import asyncio
-import logging
+import base64
 import reprlib
-from collections.abc import Coroutine, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
-from fastapi import FastAPI
-from starlette.websockets import WebSocket
+import numpy as np
 
-from qwen_megakernel.errors import RequestError, TextTooLongError, VoiceError
-from qwen_megakernel.model.voice import MOST_REF_TEXT
-from qwen_megakernel.server.api_error import ApiError, listed
-from qwen_megakernel.server.metrics import Metrics
-from qwen_megakernel.server.omni.config import SessionConfig, check_fields, read_config, string_of
-from qwen_megakernel.server.omni.speech import REMEDY, StreamSpeech
-from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.server.socket_line import (
-    MAX_RECORDING,
-    MAX_UNREAD,
-    CloseSocket,
-    SocketLine,
-    error_message,
-    parse_message,
-    protocol_error,
-)
-from qwen_megakernel.speech.saved_voices import MOST_NAME
-from spoken_text.finder import Conversation
-
-log = logging.getLogger(__name__)
+from qwen_megakernel.errors import NoWordsError, RequestError, TextTooLongError
+from qwen_megakernel.server.api_error import ApiError, Refused
+from qwen_megakernel.server.omni.config import SessionConfig
+from qwen_megakernel.server.omni.session import Session
+from qwen_megakernel.server.word_times import TimedWord, WordEnds, alignment
+from qwen_megakernel.speech.encoders import StreamEncoder
+from qwen_megakernel.speech.events import Ended, Sound, Words
 
 PATH = "/v1/audio/speech/stream"
+_REMEDY = "send input.done, or text sooner"
 _GLANCES = 3
 """Turns of the event loop, some 20 us each, in which the end of a text may still come before its speech begins."""
 
-_VOICE_FIELDS = {"voice": "name", "audio": "audio_data", "text": "ref_text"}
 
-
-def add_stream(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
-    """Add the route."""
-
-    @app.websocket(PATH)
-    async def stream(websocket: WebSocket) -> None:
-        with metrics.sockets.track_inprogress():
-            await _Stream(websocket, service).run()
-
-
-class _Stream(SocketLine):
+class Stream(Session):
     """One client's session. One task answers its messages in order, so it speaks one utterance at a time."""
-
-    idle_words = "no request came; send input.done to keep a socket open"
-
-    def __init__(self, websocket: WebSocket, service: EngineService):
-        super().__init__(websocket, service)
-        may = {"voice.add": service.options.allow_upload, "session.config": service.options.allow_clone}
-        self._long = {kind for kind in may if may[kind]}
-        self._longest = max(service.limits.max_body, MAX_RECORDING * bool(self._long))
-        self.conversation = Conversation()
-        self._timestamps: list[dict[str, Any]] = []  # to be sent once all is spoken
-        self._inbox: asyncio.Queue[str | None] = asyncio.Queue()
-        self._unread = 0  # characters in the inbox
-        self._config: SessionConfig | None = None
-        self._utterances = 0
-        self._busy = False  # the client waits for an answer
-
-    # ------------------------------------------------------------ messages
-
-    def _handle(self, text: str | None) -> None:
-        limits = self.service.limits
-        most = limits.contexts * limits.max_body + MAX_RECORDING * bool(self._long)
-        self._unread += len(text or "")
-        if self._unread > most or self._inbox.qsize() >= MAX_UNREAD:
-            raise protocol_error(
-                f"more than {MAX_UNREAD} messages or {most} characters wait: send more only as they are answered"
-            )
-        self._inbox.put_nowait(text)
-
-    def _listens(self) -> bool:
-        return self._busy
 
     def _jobs(self) -> Iterable[Coroutine[Any, Any, None]]:
         return (self._answer_all(),)
 
-    @property
-    def has_message(self) -> bool:
-        """`next_message` need not wait."""
-        return not self._inbox.empty()
-
-    async def next_message(self) -> tuple[str, dict[str, Any]]:
-        """Type and fields of the next valid message. Others are answered with an error."""
-        while True:
-            text = await self._inbox.get()
-            size = len(text or "")
-            self._unread -= size
-            try:
-                message = parse_message(text, self._longest)
-                kind = check_fields(message)
-                if kind not in self._long and size > (most := self.service.limits.max_body):
-                    raise RequestError(f"a message has {size} characters, at most {most}: send its text in pieces")
-                return kind, message
-            except (CloseSocket, RequestError) as refused:  # one message is wrong; the session goes on
-                self.put_error(refused)
-
-    def put_error(self, error: Exception, names: Mapping[str, str] | None = None, **more: Any) -> None:
-        """Tell the client of an exception.
-
-        Args:
-            names: the API's field names -> this message's names, where they differ.
-            more: further fields, which say what the error is about.
-        """
-        told = error.error if isinstance(error, CloseSocket) and error.error else ApiError.of(error)
-        told = replace(told, field=names.get(told.field, told.field)) if names and told.field else told
-        if told.status == 500:
-            log.error("a message could not be answered", exc_info=error)
-        self.put(error_message(told, **more))
-
     async def _answer_all(self) -> None:
         while True:
             kind, message = await self.next_message()
-            self._busy = True
+            self.busy = True
             try:
                 if kind == "input.text":
                     await self._speak(message)
                 else:
                     await self.answer(kind, message)
             finally:
-                self._busy = False
-
-    async def answer(self, kind: str, message: dict[str, Any], *, speaking: bool = False) -> None:
-        """Answer a message other than text.
-
-        Args:
-            speaking: an utterance's text is open.
-        """
-        try:
-            if kind == "session.config":
-                if speaking:
-                    words = "session.config comes too late for this utterance: send input.done first"
-                    raise RequestError(words, field="type")
-                self._config = await read_config(message, self.service)
-            elif kind == "input.done":
-                self._put_done(0)
-            elif kind == "session.close":
-                self.put_end()
-            else:
-                self.put(await self._answer_voice(kind, message))
-        except Exception as error:
-            self.put_error(error, _VOICE_FIELDS if kind.startswith("voice.") else None)
-
-    # ------------------------------------------------------------ voices
-
-    async def _answer_voice(self, kind: str, message: dict[str, Any]) -> dict[str, Any]:
-        """
-        Raises:
-            TTSError: the request cannot be carried out.
-        """
-        service = self.service
-        service.check_ready()
-        saved = service.saved_voices
-        if kind == "voice.list":
-            uploaded = [{"name": name} for name in saved.by_name]
-            return {"type": "voice.list.result", "voices": list(service.engine.speakers), "uploaded_voices": uploaded}
-        if not service.options.allow_upload:
-            raise RequestError("this server makes and deletes no voices: start it with --allow-upload", field="type")
-        name = string_of(message, "name", most=MOST_NAME)
-        if kind == "voice.add":
-            recording = string_of(message, "audio_data")
-            text = None
-            if message.get("ref_text") is not None:
-                text = string_of(message, "ref_text", most=MOST_REF_TEXT, blank=True)
-            await service.add_voice(name, recording, text)
-            return {"type": "voice.add.result", "success": True, "voice": {"name": name}}
-        if name.lower() not in saved.by_name:
-            known = listed(saved.by_name) or "none"
-            raise VoiceError(f"there is no saved voice {name!r}; known: {known}")
-        await saved.remove(name.lower())
-        return {"type": f"{kind}.result", "success": True, "name": name}
-
-    # ------------------------------------------------------------ speech
+                self.busy = False
 
     async def _speak(self, message: dict[str, Any]) -> None:
         """One utterance, from its first text to its session.done."""
-        if self._config is None:
+        if self.config is None:
             self.put_error(RequestError("there are no settings yet: send session.config first", field="type"))
             return
         text, sentences, speaks = _Text(self), 0, True
         try:
             text.add(message)
             while speaks and await text.begins():
-                if not self._config.whole:
+                if not self.config.whole:
                     await text.glance()
-                speech = StreamSpeech(self, self._config, text, self._utterances, sentences)
-                speaks = await speech.speak()
-                sentences += not speech.wordless
+                part = _Part(self, self.config, text, sentences)
+                speaks = await part.speak()
+                sentences += not part.wordless
         except Exception as error:
-            self.put_error(error, utterance_index=self._utterances)
-        self._busy = False  # after an error, a silent client is disconnected
-        while not text.complete:
-            await text.skip()
-        self._put_done(sentences)
-
-    def keep_timestamps(self, told: dict[str, Any]) -> None:
-        """A message for the end of the utterance."""
-        self._timestamps.append(told)
-
-    def _put_done(self, sentences: int) -> None:
-        """Send session.done, the answer to every input.done."""
-        for told in self._timestamps:
-            self.put(told)
-        self._timestamps = []
-        self.put({"type": "session.done", "utterance_index": self._utterances, "total_sentences": sentences})
-        self._utterances += 1
+            self.put_error(error, utterance_index=self.utterance)
+        self.busy = False  # after an error, a silent client is disconnected
+        while not text.complete:  # the utterance is over
+            await text.read_next(keep=False)
+        self.put_done(sentences)
 
 
 class _Text:
@@ -222,8 +75,8 @@ class _Text:
         complete: its input.done has come.
     """
 
-    def __init__(self, stream: _Stream):
-        self._stream = stream
+    def __init__(self, session: Session):
+        self._session = session
         self._characters = 0
         self.pending = ""
         self.complete = False
@@ -234,7 +87,7 @@ class _Text:
         Raises:
             RequestError: the message has no text, or the utterance has too much.
         """
-        text, most = message.get("text"), self._stream.service.limits.max_text
+        text, most = message.get("text"), self._session.service.limits.max_text
         if not isinstance(text, str):
             raise RequestError(f"text must be a string, got {reprlib.repr(text)}", field="text")
         self._characters += len(text)
@@ -262,9 +115,14 @@ class _Text:
             RequestError: as `read`.
         """
         for _ in range(_GLANCES):
-            while not self.complete and self._stream.has_message:
+            while not self.complete and self._session.has_message:
                 await self.read()
             await asyncio.sleep(0)
+
+    def take(self) -> str:
+        """The text that has come since the last call."""
+        text, self.pending = self.pending, ""
+        return text
 
     async def take_whole(self) -> str:
         """Wait for the end of a text that must come in one message.
@@ -278,41 +136,170 @@ class _Text:
             if self._characters > came:
                 words = "non_streaming_mode needs the whole text in one input.text, but more came"
                 raise RequestError(f"{words}: send it whole, or set non_streaming_mode to false", field="text")
-        whole, self.pending = self.pending, ""
-        return whole
+        return self.take()
 
     async def read(self) -> None:
-        """Wait for the next piece of text, or for the text's end. Answer other messages meanwhile.
-
-        Raises:
-            RequestError: nothing came in time, or the piece is refused.
-        """
-        patience = self._stream.service.limits.text_s
+        """As `read_next`. Raises RequestError: nothing came in time, or the piece is refused."""
+        patience = self._session.service.limits.text_s
         try:
             async with asyncio.timeout(patience):
-                await self._read()
+                await self.read_next()
         except TimeoutError:
-            raise RequestError(f"no more text came for {patience:g} s: {REMEDY}") from None
+            raise RequestError(f"no more text came for {patience:g} s: {_REMEDY}") from None
 
-    async def _read(self) -> None:
+    async def read_next(self, *, keep: bool = True) -> None:
+        """Wait for the next piece of text, or for the text's end. Answer other messages meanwhile. `keep`: the piece
+        will be spoken.
+
+        Raises:
+            RequestError: the piece is refused.
+        """
         while True:
-            kind, message = await self._stream.next_message()
+            kind, message = await self._session.next_message()
             if kind == "input.text":
-                self.add(message)
+                if keep:
+                    self.add(message)
                 return
             if kind == "input.done":
                 self.complete = True
                 return
-            await self._stream.answer(kind, message, speaking=True)
+            await self._session.answer(kind, message, speaking=True)
 
-    def take(self) -> str:
-        """The text that has come since the last call."""
-        text, self.pending = self.pending, ""
-        return text
 
-    async def skip(self) -> None:
-        """Drop the next piece of text: the utterance is over."""
-        kind, message = await self._stream.next_message()
-        self.complete = kind == "input.done"
-        if kind not in ("input.text", "input.done"):
-            await self._stream.answer(kind, message, speaking=True)
+class _Part:
+    """Speech from one audio.start to its audio.done: an utterance, or the part of it that fits a slot.
+
+    Attributes:
+        wordless: its text had nothing to speak.
+    """
+
+    def __init__(self, session: Session, config: SessionConfig, text: _Text, sentence: int):
+        self._session = session
+        self._config = config
+        self._text = text
+        self._where = {"utterance_index": session.utterance, "sentence_index": sentence}
+        self._said = ""
+        self._ends = WordEnds()
+        self._words: list[TimedWord] = []  # that were not sent
+        self._chunks = 0
+        self._sent = 0  # samples
+        self._rate = config.rate or session.service.engine.sample_rate
+        self._encoder = StreamEncoder(config.name, session.service.engine.sample_rate, config.rate)
+        self._made: list[bytes] = []  # audio that is sent as a whole
+        self._begun = False
+        self.wordless = False
+        self._bytes = 0
+
+    async def speak(self) -> bool:
+        """Say it, and tell the client how it went.
+
+        Returns:
+            Whether the rest of the text may be spoken.
+        """
+        done: dict[str, Any] = {"type": "audio.done"} | self._where
+        ended: Ended | None = None
+        limit = self._session.service.limits.total_s
+        try:
+            async with asyncio.timeout(limit):
+                ended = await self._say()
+            done |= {"finish_reason": ended.finish_reason} | self._times()
+        except TimeoutError:
+            words = f"the utterance took more than {limit:g} s: send input.done sooner"
+            self._session.put_error(Refused(ApiError(408, "failed", words)), utterance_index=self._session.utterance)
+        except NoWordsError:  # nothing is sent of it
+            self.wordless = True
+        except Exception as error:
+            self._session.put_error(error, utterance_index=self._session.utterance)
+        if self._begun:
+            self._session.put(done | {"total_bytes": self._bytes, "error": ended is None})
+        return ended is not None and ended.finish_reason != "length"
+
+    async def _say(self) -> Ended:
+        """
+        Raises:
+            TTSError: the text cannot be spoken at all, now, or to its end.
+        """
+        service, config = self._session.service, self._config
+        service.check_ready()
+        request = service.request(config.options, lenient=True).in_conversation(self._session.conversation)
+        whole, opening, complete = None, "", self._text.complete
+        if config.whole:
+            self._said = whole = await self._text.take_whole()
+        else:
+            request = request.in_pieces()
+            self._said = opening = self._text.take()
+        how = {"words": bool(config.words), "words_at_end": config.words != "chunk"}
+        ended: Ended | None = None
+        async with service.speak(whole, request, opening, ended=complete, **how) as session:
+            if not (config.whole or complete):
+                session.feed(self._texts(), service.limits.text_s, _REMEDY)
+            async for event in session.events():
+                if isinstance(event, Sound):
+                    self._begin(request.seed)
+                    self._put_audio(await self._encode(event.samples))
+                elif isinstance(event, Words):
+                    self._words += self._ends.add(event.words)
+                elif isinstance(event, Ended):
+                    ended = event
+                    self._begin(event.seed)
+        assert ended
+        self._words += self._ends.finish(ended.seconds)
+        self._put_audio(await self._encode(None), last=True)
+        if ended.cut:
+            raise TextTooLongError(ended.cut)
+        return ended
+
+    async def _texts(self) -> AsyncGenerator[str, None]:
+        """The pieces of text behind the first one."""
+        while not self._text.complete:
+            await self._text.read()
+            text = self._text.take()
+            self._said += text
+            self._session.service.log_text(text)
+            yield text
+
+    async def _encode(self, samples: np.ndarray | None) -> bytes:
+        """The bytes that are ready. None: the sound is complete."""
+        make = self._encoder.finish if samples is None else partial(self._encoder.encode, samples)
+        return await asyncio.to_thread(make) if self._encoder.heavy else make()
+
+    def _put_audio(self, data: bytes, last: bool = False) -> None:
+        self._bytes += len(data)
+        if not self._config.streams:
+            self._made.append(data)
+            data = b"".join(self._made) if last else b""
+        if self._config.words == "chunk":
+            self._put_chunk(data)
+        elif data:
+            self._session.put_bytes(data)
+
+    def _put_chunk(self, data: bytes) -> None:
+        """Audio with the words whose times became known."""
+        if not (data or self._words):
+            return
+        begin, self._sent = self._sent, self._sent + len(data) // 2
+        told: dict[str, Any] = {"type": "audio.chunk"} | self._where
+        told |= {"chunk_id": self._chunks, "sample_rate": self._rate}
+        told |= {"chunk_start_ms": 1000 * begin // self._rate, "chunk_end_ms": 1000 * self._sent // self._rate}
+        told |= {"audio_b64": base64.b64encode(data).decode()}
+        told["timestamps"] = [word.in_ms for word in self._words]
+        self._session.put(told)
+        self._chunks += 1
+        self._words = []
+
+    def _begin(self, seed: int) -> None:
+        if not self._begun:
+            self._begun = True
+            start = {"type": "audio.start"} | self._where | {"sentence_text": self._said, "format": self._config.name}
+            start |= {"sample_rate": self._rate, "channels": 1, "seed": seed}
+            self._session.put(start | ({"ignored": self._config.ignored} if self._config.ignored else {}))
+
+    def _times(self) -> dict[str, Any]:
+        """When each word is spoken, for audio.done; empty unless the client asked for it there."""
+        if not self._words:
+            return {}
+        told = {"timestamp_info": alignment(self._words)}
+        if self._config.words == "sync":
+            return told
+        self._session.timestamps.append({"type": "timestamps"} | self._where | told)
+        return {}

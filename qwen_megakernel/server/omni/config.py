@@ -8,7 +8,7 @@ from qwen_megakernel.errors import RequestError
 from qwen_megakernel.server import fields
 from qwen_megakernel.server.clones import CLONE_FIELDS, read_clone
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.speech.encoders import MEDIA, RATES, missing
+from qwen_megakernel.speech.encoders import MEDIA
 from qwen_megakernel.speech.options import Option, RequestOptions, options_of, read_options, why_not
 
 _SETTINGS = ("model", "task_type", "response_format", "stream_audio", "sample_rate", "word_timestamps")
@@ -141,9 +141,5 @@ def _format(given: dict[str, Any]) -> tuple[str, int | None]:
     if name not in MEDIA:
         words = f"response_format must be one of {', '.join(MEDIA)}, got {reprlib.repr(name)}"
         raise RequestError(words, field="response_format")
-    if why := missing(name):
-        raise RequestError(why, field="response_format")
-    if rate is not None and (isinstance(rate, bool) or rate not in RATES):
-        words = f"sample_rate must be one of {', '.join(map(str, RATES))}, got {reprlib.repr(rate)}"
-        raise RequestError(words, field="sample_rate")
+    fields.check_sound(name, rate)
     return name, rate

@@ -2,20 +2,22 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any
 
 import numpy as np
-from fastapi import Request
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive
 
 from qwen_megakernel.errors import TextTooLongError, TTSError
-from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.openai.refusals import Refused, error_of
+from qwen_megakernel.server.api_error import ApiError, Refused
+from qwen_megakernel.server.openai.bodies import BATCH, SPEECH, error_of
 from qwen_megakernel.server.openai.turns import turns_of
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.server.tasks import cancelled
 from qwen_megakernel.server.word_times import TimedWord, WordEnds
 from qwen_megakernel.speech.encoders import MEDIA, StreamEncoder
 from qwen_megakernel.speech.events import Ended, Sound, Words
@@ -25,13 +27,12 @@ from spoken_text.finder import Conversation
 
 log = logging.getLogger(__name__)
 
-_DISCONNECT_POLL_S = 0.25  # between two checks that a waiting client is still connected
 _PIECE = 64 << 10  # bytes of a whole file that are sent at once: each waits until the client takes it
 _BASE64_PIECE = 3 << 16  # bytes; takes 0.2 ms to encode; a multiple of 3, so that the pieces join
 
 
 class Speech:
-    """The speech of one text.
+    """The speech of one text. It begins with `begin`, or when its bytes are asked for.
 
     Attributes:
         seed: the seed that it is spoken with.
@@ -43,22 +44,28 @@ class Speech:
     def __init__(
         self,
         service: EngineService,
-        name: str,
+        encoder: StreamEncoder,
+        text: str,
+        options: RequestOptions,
         *,
-        rate: int | None = None,
+        speakers: bool = False,
         times: bool = False,
         patient: bool = False,
     ):
         """
         Args:
-            name: the audio format, one of `MEDIA`.
-            rate: the audio's sample rate in Hz; None: the model's.
+            encoder: a new one.
+            options: of the client, checked.
+            speakers: names in brackets change the speaker (`turns_of`).
             times: tell when each word is spoken.
             patient: wait for a slot, however long it takes.
+
+        Raises:
+            RequestError: nothing can be spoken like this.
         """
         self._service = service
         self._patient = patient
-        self._encoder = StreamEncoder(name, service.engine.sample_rate, rate)
+        self._encoder = encoder
         self._first: np.ndarray | None = None
         self._frames = 0
         self._seconds = 0.0  # of the turns that are over
@@ -66,23 +73,7 @@ class Speech:
         self.words: list[TimedWord] = []
         self.ignored: list[str] = []
         self.attempts = 1
-
-    @property
-    def streams(self) -> bool:
-        """True: bytes come while it is spoken. False: all bytes come at the end."""
-        return self._encoder.streams
-
-    def prepare(self, text: str, options: RequestOptions, speakers: bool = False) -> None:
-        """
-        Args:
-            options: of the client, checked.
-            speakers: names in brackets change the speaker (`turns_of`).
-
-        Raises:
-            RequestError: nothing can be spoken like this.
-        """
-        service, instruct = self._service, options.get("instruct")
-        if instruct and not service.takes_instructions:
+        if options.get("instruct") and not service.takes_instructions:
             self.ignored = ["instructions"]
             options = options | {"instruct": None}
         conversation = Conversation()
@@ -105,30 +96,14 @@ class Speech:
         tokens = await self._service.count_tokens(*self._texts)
         return {"input_tokens": tokens, "output_tokens": self._frames, "total_tokens": tokens + self._frames}
 
-    async def begin(self, request: Request) -> None:
-        """Wait for the first chunk.
-
-        Raises:
-            TTSError: nothing can be spoken.
-            Refused: the client has disconnected.
-        """
-        first = asyncio.ensure_future(anext(self._samples, None))
-        try:
-            while not (await asyncio.wait([first], timeout=_DISCONNECT_POLL_S))[0]:
-                if await request.is_disconnected():
-                    raise Refused(ApiError(408, "idle", "the client has gone"))
-            self._first = first.result()
-        finally:
-            if not first.done():
-                first.cancel()
-                await asyncio.gather(first, return_exceptions=True)
-                await self.close()
+    async def begin(self) -> None:
+        """Wait for the first chunk. Raises TTSError: nothing can be spoken."""
+        self._first = await anext(self._samples, None)
 
     async def _speak(self, turns: list[tuple[str, SpeechRequest]]) -> AsyncGenerator[np.ndarray, None]:
         for text, request in turns:
-            how: dict[str, Any] = {"rate": self._service.engine.rates.of(request.conditioning)} if self._ends else {}
-            ended: Ended | None = None
-            async with self._service.speak(text, request, patient=self._patient, **how) as session:
+            words, ended = self._ends is not None, None
+            async with self._service.speak(text, request, words=words, patient=self._patient) as session:
                 async for event in session.events():
                     if isinstance(event, Sound):
                         yield event.samples
@@ -151,32 +126,24 @@ class Speech:
             TTSError: the utterance failed, or its speech was cut.
         """
         if self._first is not None:
-            yield await self._encode(self._first)
+            yield await self._run(self._encoder.encode, self._first)
         async for samples in self._samples:
-            yield await self._encode(samples)
+            yield await self._run(self._encoder.encode, samples)
         yield await self._run(self._encoder.finish)
-
-    async def _encode(self, samples: np.ndarray) -> bytes:
-        return await self._run(self._encoder.encode, samples)
 
     async def _run(self, call: Callable[..., bytes], *args: np.ndarray) -> bytes:
         return await asyncio.to_thread(call, *args) if self._encoder.heavy else call(*args)
 
-    async def whole(self, request: Request | None = None) -> bytes:
-        """The whole file, or a part of it if the client of `request` has disconnected.
+    async def whole(self) -> bytes:
+        """The whole file.
 
         Raises:
             TTSError: the utterance failed, or its speech was cut.
         """
-        made = []
         try:
-            async for data in self.encoded():
-                made.append(data)
-                if request is not None and await request.is_disconnected():
-                    break
+            return b"".join([data async for data in self.encoded()])
         finally:
             await self.close()
-        return b"".join(made)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """OpenAI's Server-Sent Events: audio in base64, then usage. An error event ends them early. If words are told,
@@ -193,7 +160,7 @@ class Speech:
             yield _event({"type": "speech.audio.done", "usage": await self.usage()})
         except TTSError as error:
             log.error("an answer ends with an error: %s", error)
-            yield _event({"type": "error", "error": error_of(error, "/v1/audio/speech")})
+            yield _event({"type": "error", "error": error_of(error, SPEECH).body})
 
     async def close(self) -> None:
         """Cancel what is still being spoken."""
@@ -202,6 +169,35 @@ class Speech:
 
 def _event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+@contextlib.asynccontextmanager
+async def while_connected(receive: Receive) -> AsyncIterator[None]:
+    """Ends the block once the client has gone.
+
+    Args:
+        receive: of a request whose body was read.
+
+    Raises:
+        Refused: the client has gone.
+    """
+    connected = asyncio.timeout(None)
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        connected.reschedule(asyncio.get_running_loop().time())
+
+    watcher = asyncio.create_task(watch())
+    try:
+        async with connected:
+            yield
+    except TimeoutError:
+        if not connected.expired():
+            raise
+        raise Refused(ApiError(408, "idle", "the client has gone")) from None
+    finally:
+        watcher.cancel()
 
 
 class Streamed(StreamingResponse):
@@ -216,23 +212,14 @@ class Streamed(StreamingResponse):
 
     async def __call__(self, scope, receive, send) -> None:
         """Starlette's own method starts two tasks before it sends anything, which delays the first sound."""
-        connected = asyncio.timeout(None)
-
-        async def watch() -> None:
-            await self.listen_for_disconnect(receive)
-            connected.reschedule(asyncio.get_running_loop().time())  # ends the block below
-
-        watcher = asyncio.create_task(watch())
         try:
-            async with connected:
+            async with while_connected(receive):
                 await self.stream_response(send)
-        except TimeoutError:
-            if not connected.expired():
-                raise
+        except Refused:
+            pass
         except TTSError as error:
             log.error("an answer ends early: %s", error)
         finally:
-            watcher.cancel()
             await self._parts.aclose()
             if self._speech:
                 await self._speech.close()
@@ -251,80 +238,71 @@ def whole_file(content: bytes, headers: dict[str, str], media_type: str) -> Stre
 # ---------------------------------------------------------------- a batch
 
 
-class Batch:
-    """Several texts. They are spoken in all slots at once and answered in their order."""
+Item = tuple[str, RequestOptions, bool]
+"""A text, the client's options for it, and whether names in it change the speaker."""
 
-    def __init__(
-        self,
-        service: EngineService,
-        name: str,
-        rate: int | None,
-        items: list[tuple[str, RequestOptions, bool]],
-        *,
-        omni: bool = False,
-    ):
-        """
-        Args:
-            name: the audio format, one of `MEDIA`.
-            rate: as `Speech` takes it.
-            items: texts, the client's options for each, and whether names in them change the speaker.
-            omni: answer in vLLM-Omni's form.
-        """
-        self._service = service
-        self._name = name
-        self._rate = rate
-        self._omni = omni
-        self._items = items
-        self._slots = asyncio.Semaphore(service.engine.health()["max_streams"])
 
-    async def parts(self) -> AsyncGenerator[bytes, None]:
-        """Yield the answer's JSON, entry by entry. If closed early, it cancels what is not spoken yet."""
-        tasks = [asyncio.create_task(self._say(index, *item)) for index, item in enumerate(self._items)]
-        try:
-            before = b'{"id": "speech-batch", "results": [' if self._omni else b'{"object": "list", "data": ['
-            spoken = 0
-            for task in tasks:
-                await asyncio.wait([task])  # cancelling this wait spares the task; `finally` cancels all at once
-                told, audio = task.result()
-                spoken += audio is not None
-                told = self._as_omni(told) if self._omni else told
-                yield before + json.dumps(told).encode().removesuffix(b"}")
-                for piece in _base64_json(audio, "audio_data" if self._omni else "audio"):
-                    yield piece
-                yield b"}"
-                before = b", "
-            counts = {"total": len(tasks), "succeeded": spoken, "failed": len(tasks) - spoken}
-            yield b"], " + json.dumps(counts).encode()[1:] if self._omni else b"]}"
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+async def batch_json(
+    service: EngineService,
+    name: str,
+    rate: int | None,
+    items: list[Item],
+    *,
+    omni: bool = False,
+) -> AsyncGenerator[bytes, None]:
+    """Speak several texts in all slots at once. Yield the answer's JSON, entry by entry, in their order. If closed
+    early, cancel what is not spoken yet.
 
-    def _as_omni(self, told: dict[str, Any]) -> dict[str, Any]:
-        """An entry without its audio, in vLLM-Omni's form."""
-        if "error" in told:
-            return {"index": told["index"], "status": "error", "error": told["error"]["message"]}
-        usage = {"index": told["index"], "status": "success", "usage": told["usage"]}
-        return usage | {"media_type": MEDIA[self._name]}
+    Args:
+        name: the audio format, one of `MEDIA`.
+        rate: the audio's sample rate in Hz; None: the model's.
+        omni: answer in vLLM-Omni's form.
+    """
+    slots = asyncio.Semaphore(service.engine.health()["max_streams"])
 
-    async def _say(
-        self, index: int, text: str, options: RequestOptions, speakers: bool
-    ) -> tuple[dict[str, Any], bytes | None]:
+    async def say(index: int, item: Item) -> tuple[dict[str, Any], bytes | None]:
         """The entry for one input, and its audio; None if it failed."""
-        async with self._slots:
+        text, options, speakers = item
+        async with slots:
             try:
-                self._service.check_ready()
-                if (size := len(text)) > (most := self._service.limits.max_text):
+                service.check_ready()
+                if (size := len(text)) > (most := service.limits.max_text):
                     raise TextTooLongError(f"input has {size} characters, at most {most} are allowed")
-                speech = Speech(self._service, self._name, rate=self._rate, patient=True)
-                speech.prepare(text, options, speakers)
+                encoder = StreamEncoder(name, service.engine.sample_rate, rate)
+                speech = Speech(service, encoder, text, options, speakers=speakers, patient=True)
                 audio = await speech.whole()
-                told = {"index": index, "object": "speech", "format": self._name, "seed": speech.seed}
+                told = {"index": index, "object": "speech", "format": name, "seed": speech.seed}
                 told |= {"ignored": speech.ignored} if speech.ignored else {}
                 told |= {"attempts": speech.attempts} if options.get("retries") else {}
                 return told | {"usage": await speech.usage()}, audio
             except TTSError as error:
-                return {"index": index, "object": "error", "error": error_of(error, "/v1/audio/speech/batch")}, None
+                return {"index": index, "object": "error", "error": error_of(error, BATCH).body}, None
+
+    tasks = [asyncio.create_task(say(index, item)) for index, item in enumerate(items)]
+    try:
+        before = b'{"id": "speech-batch", "results": [' if omni else b'{"object": "list", "data": ['
+        spoken = 0
+        for task in tasks:
+            await asyncio.wait([task])  # cancelling this wait spares the task; `finally` cancels all at once
+            told, audio = task.result()
+            spoken += audio is not None
+            told = _as_omni(told, name) if omni else told
+            yield before + json.dumps(told).encode().removesuffix(b"}")
+            for piece in _base64_json(audio, "audio_data" if omni else "audio"):
+                yield piece
+            yield b"}"
+            before = b", "
+        counts = {"total": len(tasks), "succeeded": spoken, "failed": len(tasks) - spoken}
+        yield b"], " + json.dumps(counts).encode()[1:] if omni else b"]}"
+    finally:
+        await cancelled(tasks)
+
+
+def _as_omni(told: dict[str, Any], name: str) -> dict[str, Any]:
+    """An entry of a batch without its audio, in vLLM-Omni's form."""
+    if "error" in told:
+        return {"index": told["index"], "status": "error", "error": told["error"]["message"]}
+    return {"index": told["index"], "status": "success", "usage": told["usage"], "media_type": MEDIA[name]}
 
 
 def _base64_json(audio: bytes | None, name: str) -> Iterator[bytes]:

@@ -1,16 +1,20 @@
-"""The HTTP API: speech in OpenAI's shape, one text or several; models."""
+"""The HTTP API: speech in OpenAI's shape, one text or several; models; how errors are answered."""
 
 import json
 from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
 
-from qwen_megakernel.errors import RequestError
-from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.errors import RequestError, TTSError
+from qwen_megakernel.server.api_error import ApiError, Refused
+from qwen_megakernel.server.fields import check_sound
+from qwen_megakernel.server.guard import error_response
 from qwen_megakernel.server.metrics import UNREADY
-from qwen_megakernel.server.openai.answers import Batch, Speech, Streamed, whole_file
+from qwen_megakernel.server.openai.answers import Speech, Streamed, batch_json, while_connected, whole_file
 from qwen_megakernel.server.openai.bodies import (
     AUDIO_MODELS,
     AUDIO_VOICES,
@@ -20,13 +24,14 @@ from qwen_megakernel.server.openai.bodies import (
     VOICES,
     BatchBody,
     SpeechBody,
+    described,
+    error_of,
+    read_json,
 )
-from qwen_megakernel.server.openai.reading import described, read_json
-from qwen_megakernel.server.openai.refusals import Refused, add_refusals
 from qwen_megakernel.server.openai.voices import add_voices
 from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.speech.encoders import MEDIA, RATES, missing
+from qwen_megakernel.speech.encoders import MEDIA, StreamEncoder
 
 with suppress(ModuleNotFoundError):
     import av  # noqa: F401 - loads FFmpeg now, so that no request waits for it
@@ -55,7 +60,7 @@ def add_api(app: FastAPI, service: EngineService) -> None:
     _add_models(routes, service)
     add_voices(routes, service)
     app.include_router(routes)
-    add_refusals(app, upload=service.options.allow_upload)
+    _add_refusals(app, upload=service.options.allow_upload)
 
 
 def largest_bodies(options: ServerOptions) -> dict[str, int]:
@@ -79,13 +84,14 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
         events = body.stream_format == "sse" or (
             body.stream_format is None and body.stream is True and "text/event-stream" in of.headers.get("accept", "")
         )
-        made = Speech(service, name, rate=body.sample_rate, times=body.word_timestamps is True)
-        streams = events or (made.streams and body.stream is not False)
+        encoder = StreamEncoder(name, service.engine.sample_rate, body.sample_rate)
+        streams = events or (encoder.streams and body.stream is not False)
         if body.retries and streams:
             words = "retries needs an answer that is not streamed, because nobody must hear the first try"
             raise RequestError(f"{words}: send stream: false, or a batch", field="retries")
         options = await service.cloned(body.options(), body.clone())
-        made.prepare(body.input, options, body.speakers is True)
+        speakers, times = body.speakers is True, body.word_timestamps is True
+        made = Speech(service, encoder, body.input, options, speakers=speakers, times=times)
         headers = {"X-Seed": str(made.seed)}
         ignored = [
             *body.ignored,
@@ -95,12 +101,13 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
         ]
         if ignored:
             headers["X-Ignored"] = ", ".join(ignored)
-        await made.begin(of)  # an error before the first chunk still sets the HTTP status
+        async with while_connected(of.receive):
+            await made.begin()  # an error before the first chunk still sets the HTTP status
+            whole = b"" if streams else await made.whole()
         if events:
             return Streamed(made.events(), made, media_type="text/event-stream", headers=headers)
         if streams:
             return Streamed(made.encoded(), made, media_type=MEDIA[name], headers=headers)
-        whole = await made.whole(of)
         if body.retries:
             headers["X-Attempts"] = str(made.attempts)
         if body.word_timestamps:
@@ -129,7 +136,7 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
             items.append((item.input, shared | own, speakers is True))
         ignored = dict.fromkeys([*body.ignored, *(name for item in body.inputs for name in item.ignored)])
         headers = {"X-Ignored": ", ".join(ignored)} if ignored else {}
-        parts = Batch(service, name, body.sample_rate, items, omni=body.has_items).parts()
+        parts = batch_json(service, name, body.sample_rate, items, omni=body.has_items)
         return Streamed(parts, media_type="application/json", headers=headers)
 
 
@@ -150,21 +157,17 @@ def _checked(service: EngineService, body: SpeechBody | BatchBody) -> str:
     """
     service.check_ready()
     if body.model is not None:
-        _check_model(service, body.model, "model")
+        _check_model(service, body.model, field="model")
     service.check_task(body.task_type)
     name = body.response_format or _DEFAULT_FORMAT
-    if why := missing(name):
-        raise RequestError(why, field="response_format")
-    if body.sample_rate not in (None, *RATES):
-        words = f"sample_rate must be one of {', '.join(map(str, RATES))}, got {body.sample_rate}"
-        raise RequestError(words, field="sample_rate")
+    check_sound(name, body.sample_rate)
     return name
 
 
-def _check_model(service: EngineService, model: str, param: str | None = None) -> None:
+def _check_model(service: EngineService, model: str, field: str | None = None) -> None:
     if model not in service.models:
         words = f"this server's model is {service.model!r}, got {model[:80]!r}; known: {', '.join(service.models)}"
-        raise Refused(ApiError(404, "model_not_found", words), param)
+        raise Refused(ApiError(404, "model_not_found", words, field=field))
 
 
 def _add_models(routes: APIRouter, service: EngineService) -> None:
@@ -180,3 +183,45 @@ def _add_models(routes: APIRouter, service: EngineService) -> None:
     async def model(model: str) -> dict:
         _check_model(service, model)
         return told(model)
+
+
+# ---------------------------------------------------------------- errors
+
+
+def _add_refusals(app: FastAPI, *, upload: bool) -> None:
+    """Answer every error of the app in OpenAI's shape. `upload`: clients may make voices."""
+
+    def of_error(request: Request, error: Exception) -> JSONResponse:
+        return error_response(error_of(error, request.url.path))
+
+    for kind in (Refused, TTSError, Exception):
+        app.add_exception_handler(kind, of_error)
+    app.exception_handler(RequestValidationError)(_of_parameters)
+    app.add_exception_handler(
+        HTTPException, lambda request, e: error_response(_of_http(request, e, upload), headers=e.headers)
+    )
+
+
+def _of_parameters(_request: Request, error: RequestValidationError) -> JSONResponse:
+    """The answer to wrong parameters of a URL. FastAPI reads nothing else of a request."""
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return error_response(ApiError(400, "invalid", f"{name}: {first['msg']}", field=name))
+
+
+def _of_http(request: Request, error: HTTPException, upload: bool) -> ApiError:
+    """The error for a request that Starlette or FastAPI refuses itself."""
+    path = request.url.path
+    asked, words = f"{request.method[:20]} {path[:80]!r}", str(error.detail)
+    changes_voices = path in (VOICES, AUDIO_VOICES) and request.method == "POST"
+    changes_voices |= path.startswith((f"{VOICES}/", f"{AUDIO_VOICES}/"))
+    if error.status_code in (404, 405) and changes_voices and not upload:
+        words = "this server makes no voices from recordings: start it with --allow-upload"
+    elif error.status_code == 405:
+        words = f"there is no {asked}: use {(error.headers or {}).get('Allow', 'another method')}"
+    elif error.status_code == 404:
+        words = (
+            f"there is no {asked}: speech is POST /v1/audio/speech, or the WebSocket /v1/audio/speech/socket; "
+            "GET /openapi.json lists the rest"
+        )
+    return ApiError(error.status_code, "invalid", words)

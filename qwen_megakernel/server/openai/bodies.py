@@ -1,12 +1,15 @@
-"""What clients send as JSON: the fields, and the messages for wrong ones."""
+"""What clients send as JSON: how it is read, its fields, and the messages for wrong ones."""
 
+import asyncio
+import json
 import reprlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
+from fastapi import Request
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -14,6 +17,7 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
+    ValidationError,
     WithJsonSchema,
     create_model,
     model_validator,
@@ -22,8 +26,10 @@ from pydantic_core import PydanticCustomError
 
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.voice import MOST_REF_TEXT
-from qwen_megakernel.server.clones import CLONE_FIELDS, MOST_NUMBERS, Clone
+from qwen_megakernel.server.api_error import ApiError, Refused
+from qwen_megakernel.server.clones import CLONE_FIELDS, MOST_NUMBERS, Clone, read_clone
 from qwen_megakernel.server.fields import FIELDS, told_apart
+from qwen_megakernel.server.limits import MOST_VALUES, too_many_values
 from qwen_megakernel.speech.options import MOST_TEXT, Option, RequestOptions, options_of, why_not
 from qwen_megakernel.speech.saved_voices import MOST_NAME
 
@@ -33,6 +39,11 @@ MODELS = "/v1/models"
 AUDIO_VOICES, AUDIO_MODELS = "/v1/audio/voices", "/v1/audio/models"
 """Where Open WebUI, Kokoro-FastAPI's and vLLM-Omni's clients ask for voices and models."""
 
+_FIELD_NAMES = {(SPEECH, "text"): "input", (BATCH, "text"): "input", (VOICES, "voice"): "name"}
+_FIELD_NAMES |= {(AUDIO_VOICES, "voice"): "name", (AUDIO_VOICES, "text"): "ref_text"}
+"""Fields that these paths call by another name than the rest of the API."""
+
+_SHORT = 64 << 10  # bytes of JSON; they are parsed in 0.3 ms
 _MOST_FIELDS, _MOST_INPUTS = 100, 1000  # of an object; of a list, whose own limit is the server's
 _OURS = "ours"  # marks an error whose message is already a whole sentence
 _WORDS = {
@@ -161,7 +172,7 @@ class _How(_Fields):
     def clone(self) -> Clone | None:
         """The voice that the request brings along."""
         given = {name: getattr(self, name) for name in CLONE_FIELDS}
-        return Clone.of({name: value for name, value in given.items() if value is not None})
+        return read_clone({name: value for name, value in given.items() if value is not None})
 
     def options(self) -> RequestOptions:
         """The options of speech that were given, by their own names."""
@@ -238,17 +249,75 @@ class OmniVoiceRequest(VoiceRequest):
     speaker_description: str | None = Field(None, max_length=MOST_TEXT, description="Changes nothing.")
 
 
-_BODIES: dict[str, type[BaseModel]] = {
-    SPEECH: SpeechBody,
-    BATCH: BatchBody,
-    VOICES: VoiceRequest,
-    AUDIO_VOICES: OmniVoiceRequest,
-}
+def error_of(error: Exception, path: str) -> ApiError:
+    """The error that ended a request to `path`. Its field has the name that it has there."""
+    told = ApiError.of(error)
+    if isinstance(error, Refused):
+        return told
+    return replace(told, field=_FIELD_NAMES.get((path, told.field or ""), told.field))
 
 
-def fields_of(path: str) -> str:
-    """The fields of a body for this path, listed for a message."""
-    return _listed(_BODIES.get(path, RecordingRequest))
+# ---------------------------------------------------------------- reading
+
+_Body = TypeVar("_Body", bound=_Fields)
+
+
+async def read_json(request: Request, kind: type[_Body], or_else: str = "") -> _Body:
+    """The fields of a request. A long body is parsed off the event loop.
+
+    Args:
+        or_else: the accepted media types besides JSON's, in words.
+
+    Raises:
+        RequestError: the body is no JSON.
+        Refused: it is of another media type, or its fields are wrong.
+    """
+    # Simple clients name no type. A browser lets pages of other sites send that too; the guard refuses those pages.
+    media = media_of(request)
+    if media and media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
+        got = request.headers.get("content-type", "")[:80]
+        words = f"send JSON with the header Content-Type: application/json, got Content-Type {got!r}{or_else}"
+        raise Refused(ApiError(415, "invalid", words))
+    body = await request.body()
+    if not body.strip():
+        raise Refused(ApiError(400, "invalid", _missing("the body", kind)))
+    return checked(_parsed(body) if len(body) <= _SHORT else await asyncio.to_thread(_parsed, body), kind)
+
+
+def media_of(request: Request) -> str:
+    """The body's media type in lower case, without parameters; empty if the client names none."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _parsed(body: bytes) -> Any:
+    if too_many_values(body):  # to read them would hold the interpreter, and so the event loop
+        raise RequestError(f"the body has more than {MOST_VALUES} values or commas: send less at once")
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError as error:
+        raise RequestError(f"the body must be JSON: {error}") from None
+    except (ValueError, RecursionError):  # no UTF-8, a number too long, or nested too deeply
+        words = "send UTF-8, without deep nesting or numbers of thousands of digits"
+        raise RequestError(f"the body cannot be read as JSON: {words}") from None
+
+
+def checked(fields: Any, kind: type[_Body]) -> _Body:
+    """Raises Refused: a field is wrong."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        words, field = _why_wrong(error.errors()[0], kind)
+        raise Refused(ApiError(400, "invalid", words, field=field)) from None
+
+
+def described(kind: type[BaseModel]) -> dict[str, Any]:
+    """What /openapi.json says of the body. A recording may come as a form, too."""
+    schema = kind.model_json_schema()
+    content = {"application/json": {"schema": schema}}
+    if issubclass(kind, RecordingRequest):
+        file = {"audio": {"type": "string", "format": "binary"}}
+        content["multipart/form-data"] = {"schema": schema | {"properties": schema["properties"] | file}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def _listed(body: type[BaseModel]) -> str:
@@ -256,25 +325,28 @@ def _listed(body: type[BaseModel]) -> str:
     return ", ".join(sorted(body.model_fields, key=HowToSpeak.model_fields.__contains__))
 
 
-def why_wrong(error: Mapping[str, Any], path: str) -> tuple[str, str | None]:
+def _missing(what: str, kind: type[BaseModel]) -> str:
+    return f"{what} is missing: send a JSON object; its fields: {_listed(kind)}"
+
+
+def _why_wrong(error: Mapping[str, Any], body: type[BaseModel]) -> tuple[str, str | None]:
     """
     Args:
         error: pydantic's error for a body.
-        path: where the body was sent.
 
     Returns:
         A message for the client, and the wrong field; None if the whole body is wrong.
     """
     kind, got = error["type"], reprlib.repr(error.get("input"))
     named = error.get("ctx", {}).get("field")
-    known, parts = fields_of(path), [str(part) for part in error["loc"] if part != "body"]
+    parts = [str(part) for part in error["loc"]]
     if len(parts) > 1:  # a field of an input
-        known = _listed(BatchItem)
+        body = BatchItem
     where = ".".join(parts)[:80].encode("utf-8", "replace").decode()
     if kind == "missing":
-        words = f"{where or 'the body'} is missing: send a JSON object; its fields: {known}"
+        words = _missing(where, body)
     elif kind == "extra_forbidden":
-        words = f"unknown field {where!r}; {why_not(where, 'http') or f'known: {known}'}"
+        words = f"unknown field {where!r}; {why_not(where, 'http') or f'known: {_listed(body)}'}"
     elif kind == _OURS:
         words = error["msg"]
         where = f"{where}.{named}" if where and named else named or where

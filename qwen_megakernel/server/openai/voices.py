@@ -6,12 +6,11 @@ from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from qwen_megakernel.errors import RequestError
-from qwen_megakernel.server.api_error import ApiError, listed
+from qwen_megakernel.server.api_error import ApiError, Refused, listed
 from qwen_megakernel.server.openai.bodies import (
     AUDIO_MODELS,
     AUDIO_VOICES,
@@ -19,9 +18,11 @@ from qwen_megakernel.server.openai.bodies import (
     OmniVoiceRequest,
     RecordingRequest,
     VoiceRequest,
+    checked,
+    described,
+    media_of,
+    read_json,
 )
-from qwen_megakernel.server.openai.reading import checked, is_json, media_of, parsed
-from qwen_megakernel.server.openai.refusals import Refused, wrong_media
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.speech.saved_voices import check_base64_size, recording_too_long
 
@@ -77,22 +78,28 @@ def add_voices(routes: APIRouter, service: EngineService) -> None:
         await service.add_voice(body.name, recording, body.text)
         return body.name
 
-    @routes.post(VOICES, status_code=201, responses=errors, openapi_extra=_described(VoiceRequest))
+    async def deleted(name: str) -> str:
+        """The name of the voice, which is a saved one no more."""
+        service.check_ready()
+        name = _saved(service, name)
+        await service.saved_voices.remove(name)
+        return name
+
+    @routes.post(VOICES, status_code=201, responses=errors, openapi_extra=described(VoiceRequest))
     async def add_voice(request: Request) -> dict:
         return {"id": await made(request, VoiceRequest), "object": "voice"}
 
-    @routes.post(AUDIO_VOICES, responses=errors, openapi_extra=_described(OmniVoiceRequest))
+    @routes.post(AUDIO_VOICES, responses=errors, openapi_extra=described(OmniVoiceRequest))
     async def add_omni_voice(request: Request) -> dict:
         """As vLLM-Omni's clients make a voice."""
         return {"success": True, "voice": {"name": await made(request, OmniVoiceRequest)}}
 
     @routes.delete(AUDIO_VOICES + "/{name}", responses=errors)
     async def delete_omni_voice(name: str) -> dict:
-        service.check_ready()
-        await service.saved_voices.remove(_saved(service, name))
+        await deleted(name)
         return {"success": True, "message": f"Voice '{name}' deleted successfully"}
 
-    @routes.put(VOICES + "/{name}", responses=errors, openapi_extra=_described(RecordingRequest))
+    @routes.put(VOICES + "/{name}", responses=errors, openapi_extra=described(RecordingRequest))
     async def replace_voice(name: str, request: Request) -> dict:
         engine = service.check_ready()
         name = _saved(service, name)
@@ -102,10 +109,7 @@ def add_voices(routes: APIRouter, service: EngineService) -> None:
 
     @routes.delete(VOICES + "/{name}", responses=errors)
     async def delete_voice(name: str) -> dict:
-        service.check_ready()
-        name = _saved(service, name)
-        await service.saved_voices.remove(name)
-        return {"id": name, "object": "voice", "deleted": True}
+        return {"id": await deleted(name), "object": "voice", "deleted": True}
 
 
 def _saved(service: EngineService, name: str) -> str:
@@ -116,39 +120,24 @@ def _saved(service: EngineService, name: str) -> str:
     """
     if name.lower() not in service.saved_voices.by_name:
         known = listed(service.saved_voices.by_name) or "none"
-        raise Refused(ApiError(404, "invalid", f"there is no saved voice {name[:80]!r}; known: {known}"), "name")
+        words = f"there is no saved voice {name[:80]!r}; known: {known}"
+        raise Refused(ApiError(404, "invalid", words, field="name"))
     return name.lower()
-
-
-def _described(body: type[BaseModel]) -> dict[str, Any]:
-    """Describe the body for /openapi.json, as JSON and as a form."""
-    schema = body.model_json_schema()
-    form = schema | {"properties": schema["properties"] | {"audio": {"type": "string", "format": "binary"}}}
-    content = {"application/json": {"schema": schema}, "multipart/form-data": {"schema": form}}
-    return {"requestBody": {"required": True, "content": content}}
 
 
 async def _read(request: Request, kind: type[_Body], max_upload: int) -> tuple[_Body, str | bytes]:
     """The fields of a request, and its recording: base64 from JSON, or bytes from a form.
 
     Raises:
-        Refused, RequestValidationError: the body is neither JSON nor such a form.
-        AudioError: the recording is too long.
+        Refused: the body is neither JSON nor such a form, or a field is wrong.
+        RequestError: it cannot be read, or the recording is too long.
     """
-    media = media_of(request)
-    recording: str | bytes | None = None
-    if media == "multipart/form-data":
-        fields, recording = await _read_form(request, max_upload)
-        fields["audio"] = ""  # it has come as a file
-    elif is_json(media):
-        fields = await parsed(await request.body())
-    else:
-        raise wrong_media(request, "; or send a form, as multipart/form-data")
-    body = checked(fields, kind)
-    if recording is None:
-        recording = body.audio
-        check_base64_size(recording, max_upload)
-    return body, recording
+    if media_of(request) == "multipart/form-data":
+        fields, content = await _read_form(request, max_upload)
+        return checked(fields | {"audio": ""}, kind), content  # the recording has come as a file
+    body = await read_json(request, kind, "; or send a form, as multipart/form-data")
+    check_base64_size(body.audio, max_upload)
+    return body, body.audio
 
 
 async def _read_form(request: Request, max_upload: int) -> tuple[dict[str, Any], bytes]:

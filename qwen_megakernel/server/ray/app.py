@@ -4,12 +4,10 @@ Start it with `serve run qwen_megakernel.serve_ray:app model=... max_replicas=4`
 examples/ray.
 """
 
-import asyncio
-import contextlib
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,11 +24,10 @@ from qwen_megakernel.choices import BACKENDS, DEMO, NORMALIZE, PARTS, TOKEN, WEI
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.app import make_app
-from qwen_megakernel.server.guard import OPEN
+from qwen_megakernel.server.guard import OPEN, error_response
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.options import ServerOptions, rows_of
 from qwen_megakernel.server.process import is_loopback, load_for_good
-from qwen_megakernel.server.refusals import error_response
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.speech.options import read_options
 from spoken_text.lexicon import Lexicon
@@ -128,7 +125,8 @@ def _options(args: Args) -> dict[str, Any]:
 
 
 def _make_app(args: Args, token: str | None) -> FastAPI:
-    """A replica's app. It takes no uploads, because only this replica would know the voice."""
+    """A replica's app. It takes no uploads, because only this replica would know the voice. Serve sends requests to the
+    replica once the app has started."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
     passed = {"backend", "device", "weights", "max_streams", "max_positions", "allow_foreign_voice"}
@@ -137,29 +135,13 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
     lexicon = Lexicon.load(args.lexicon) if args.lexicon else None
     defaults = read_options({"normalize": args.normalize, "lexicon": lexicon}, "serve")
     server = ServerOptions(**{name: getattr(args, name) for name in _ROWS}, token=token, defaults=defaults)
-    api = make_app(lambda: load_for_good(args.model, options), server, model=name_of_model(args.model))
-    api.router.lifespan_context = _until_ready(api)
+    model = name_of_model(args.model)
+    api = make_app(lambda: load_for_good(args.model, options), server, model=model, until_ready=True)
     api.add_middleware(_NameReplica, replica=serve.get_replica_context().replica_tag)
     if token is None:
         log.warning("%s is not set: the server answers only clients on their proxy's own machine", TOKEN)
         api.add_middleware(_OnlyLoopback)
     return api
-
-
-def _until_ready(api: FastAPI):
-    """A lifespan that starts when the engine is ready. Serve sends requests to the replica from then on."""
-    life, service = api.router.lifespan_context, api.state.service
-
-    @contextlib.asynccontextmanager
-    async def ready(of: FastAPI) -> AsyncIterator[None]:
-        async with life(of):
-            while service.state == "loading":
-                await asyncio.sleep(0.05)
-            if service.gone.is_set():
-                raise RuntimeError(f"the engine could not be made ready: {service.error}")
-            yield
-
-    return ready
 
 
 class _NameReplica:

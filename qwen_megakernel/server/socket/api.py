@@ -4,19 +4,17 @@ import asyncio
 import logging
 import reprlib
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from typing import Any
 
-from fastapi import FastAPI
 from starlette.websockets import WebSocket
 
-from qwen_megakernel.choices import MOST_CONTEXT_NAME, SOCKET_PATH
+from qwen_megakernel.choices import MOST_CONTEXT_NAME
 from qwen_megakernel.errors import NoWordsError, RequestError, TextError, TextTooLongError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.clones import CLONE_FIELDS, read_clone
 from qwen_megakernel.server.fields import told_apart
-from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket_line import (
     MAX_RECORDING,
@@ -29,7 +27,6 @@ from qwen_megakernel.server.socket_line import (
 from qwen_megakernel.speech.events import Began, Ended, Sound, Words
 from qwen_megakernel.speech.options import MOST_TEXT, Option, options_of, read_options
 from qwen_megakernel.speech.session import FLUSH, Flush, SpeechSession
-from spoken_text.finder import Conversation
 from spoken_text.front_end import Reading
 
 log = logging.getLogger(__name__)
@@ -41,16 +38,7 @@ _MOST_WAITING = 256 << 10  # characters of a context's messages that it has not 
 _MOST_TURNS = 32  # whose text may go on in another context, the latest used; one needs some 10 kB
 
 
-def add_socket(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
-    """Add the route."""
-
-    @app.websocket(SOCKET_PATH)
-    async def speak(websocket: WebSocket) -> None:
-        with metrics.sockets.track_inprogress():
-            await _Socket(websocket, service).run()
-
-
-class _Socket(SocketLine):
+class Socket(SocketLine):
     """One client's WebSocket; every context has a task of its own.
 
     Attributes:
@@ -66,7 +54,6 @@ class _Socket(SocketLine):
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._numbers = 0
         self._turns: OrderedDict[str, _SharedReading] = OrderedDict()  # by name
-        self.conversation = Conversation()
 
     def _greeting(self) -> dict[str, Any]:
         service, engine = self.service, self.service.engine
@@ -78,7 +65,7 @@ class _Socket(SocketLine):
     def _listens(self) -> bool:
         return bool(self._contexts)
 
-    def _tasks(self) -> Iterable[asyncio.Task]:
+    def _tasks(self) -> list[asyncio.Task]:
         return [context.task for context in self._contexts.values()]
 
     def put_audio(self, number: int, pcm: bytes) -> None:
@@ -117,12 +104,9 @@ class _Socket(SocketLine):
             self.put_error(name, ApiError(400, "invalid", f"there is no context {name!r}: a text message opens it"))
 
     def _open(self, name: str) -> "_Context | None":
-        if len(self._contexts) >= self.service.limits.contexts:
-            most = self.service.limits.contexts
-            self.put_error(
-                name,
-                ApiError(429, "busy", f"a socket may have at most {most} contexts at once: open this one later", True),
-            )
+        if len(self._contexts) >= (most := self.service.limits.contexts):
+            words = f"a socket may have at most {most} contexts at once: open this one later"
+            self.put_error(name, ApiError(429, "busy", words, True))
             self._ended.append(name)
             return None
         self._numbers += 1
@@ -158,7 +142,7 @@ class _Context:
 
     Its own task reads its messages from a queue, so that other contexts do not wait while its prompt is built."""
 
-    def __init__(self, socket: _Socket, name: str, number: int):
+    def __init__(self, socket: Socket, name: str, number: int):
         self._socket = socket
         self._name = name
         self._number = number
@@ -209,20 +193,16 @@ class _Context:
             self._queue(kind, 0)
 
     async def _run(self) -> None:
-        socket = self._socket
+        socket, limit = self._socket, self._socket.service.limits.total_s
         self._running = True
         try:
-            async with asyncio.timeout(socket.service.limits.total_s):
+            async with asyncio.timeout(limit):
                 if self._cancelled:
                     raise asyncio.CancelledError
                 await self._speak()
         except TimeoutError:
-            socket.put_error(
-                self._name,
-                ApiError(
-                    408, "failed", f"the context took more than {socket.service.limits.total_s:g} s: send end sooner"
-                ),
-            )
+            words = f"the context took more than {limit:g} s: send end sooner"
+            socket.put_error(self._name, ApiError(408, "failed", words))
         except asyncio.CancelledError:  # cancelled before it spoke, or the socket is closed and nobody reads this
             self._put_end("cancelled", 0.0, 0.0, None)
         except Exception as error:
@@ -249,12 +229,9 @@ class _Context:
             request = request.in_pieces()
         seed = request.seed
         async with turn.lock:
-            how: dict[str, Any] = {"reading": turn.reading}
-            if with_words:
-                how["rate"] = service.engine.rates.of(request.conditioning)
             texts = (text, request) if complete else (None, request, text)
             try:
-                async with service.speak(*texts, **how) as session:
+                async with service.speak(*texts, words=with_words, reading=turn.reading) as session:
                     self._session = session
                     if self._cancelled:
                         session.cancel()
@@ -274,8 +251,9 @@ class _Context:
                 self._socket.put(begin | ({"ignored": self._ignored} if self._ignored else {}))
             elif isinstance(event, Sound) and not self._cancelled:  # a chunk may have been made before the cancel came
                 self._socket.put_audio(self._number, pcm16(event.samples))
-            elif isinstance(event, Words) and not self._cancelled:
-                self._put_words(event.words)
+            elif isinstance(event, Words) and event.words and not self._cancelled:
+                words = [[word, round(at, 3)] for word, at in event.words]
+                self._socket.put({"type": "words", "context": self._name, "words": words})
             elif isinstance(event, Ended):
                 ended = event
         assert ended
@@ -324,11 +302,6 @@ class _Context:
                 _, text, complete = self._read(message, opens=False)
                 self._socket.service.log_text(text)
                 yield text
-
-    def _put_words(self, words: list[tuple[str, float]]) -> None:
-        if words:
-            listed = [[word, round(at, 3)] for word, at in words]
-            self._socket.put({"type": "words", "context": self._name, "words": listed})
 
     def _put_end(self, reason: str, seconds: float, compute: float, seed: int | None) -> None:
         end = {"type": "end", "context": self._name, "finish_reason": reason, "seconds": round(seconds, 3)}

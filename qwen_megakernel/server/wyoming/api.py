@@ -14,6 +14,7 @@ from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_within
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.server.tasks import cancelled, first_of
 from qwen_megakernel.server.wyoming.connection import Connection
 from qwen_megakernel.speech.saved_voices import DEFAULT_VOICE
 from spoken_text.languages import codes_of
@@ -59,9 +60,7 @@ class WyomingServer:
                 raise service.wrong_default
         finally:
             listener.close()
-            for task in self._connections:
-                task.cancel()
-            await asyncio.gather(*self._connections, return_exceptions=True)
+            await cancelled(list(self._connections))
             await service.close()
 
     async def _serve(self, listener: socket.socket) -> None:
@@ -71,10 +70,10 @@ class WyomingServer:
         except OSError as error:
             raise BackendError(f"cannot listen on {host}:{port}: {error}; choose another --port") from None
         log.info("listening on %s:%d", host, port)
-        await _first(self._stopping.wait(), self.service.gone.wait())
+        await first_of(self._stopping.wait(), self.service.gone.wait())
         server.close()
         if not self.service.gone.is_set():
-            await _first(self.service.drain(), self._at_once.wait(), self.service.gone.wait())
+            await first_of(self.service.drain(), self._at_once.wait(), self.service.gone.wait())
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert self.info, "it listens once the engine is ready"
@@ -91,17 +90,6 @@ class WyomingServer:
         task = asyncio.create_task(job)  # our own task: asyncio logs an error if one of its tasks is cancelled
         self._connections[task] = connection
         task.add_done_callback(lambda task: self._connections.pop(task, None))
-
-
-async def _first(*jobs) -> None:
-    """Return when one of the jobs has ended; cancel the others."""
-    tasks = [asyncio.ensure_future(job) for job in jobs]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _info(service: EngineService) -> Event:

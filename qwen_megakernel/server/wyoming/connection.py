@@ -17,6 +17,7 @@ from qwen_megakernel.errors import NoWordsError, RequestError, TextTooLongError
 from qwen_megakernel.model.pcm import BYTES, pcm16
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.server.tasks import first_of
 from qwen_megakernel.server.wyoming.events import ProtocolError, Request, Silence, read_event, text_of
 from qwen_megakernel.speech.events import Ended, Sound
 from qwen_megakernel.speech.options import read_options
@@ -66,25 +67,16 @@ class Connection:
 
     async def run(self) -> None:
         """Run until the client is gone or must be disconnected."""
-        tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._speak_all())]
         error = None
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            await next(iter(done))
+            await first_of(self._receive(), self._speak_all())
         except OSError:  # the client is gone
             pass
-        except ProtocolError as broken:
-            error = ApiError(400, "protocol", str(broken))
-        except Silence as silence:
-            error = ApiError(408, "idle", f"{silence} for {self._limits.idle_s:g} s; connect again")
         except Exception as failure:
             error = ApiError.of(failure)
             if error.status == 500:
                 log.exception("a request failed")
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             self._service.unsent_sockets.discard(self)
             await self._close(error)
 

@@ -9,18 +9,22 @@ from wyoming.event import Event, async_read_event
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart
 
 from qwen_megakernel.errors import RequestError, TextError
+from qwen_megakernel.server.api_error import ApiError, Refused
 from qwen_megakernel.speech.saved_voices import MOST_NAME
 from spoken_text.cutting import check_unicode
 
 _VOICE = ("name", "speaker", "language")
 
 
-class ProtocolError(Exception):
+class ProtocolError(Refused):
     """Bytes or events that break the protocol: the connection ends."""
 
+    def __init__(self, words: str):
+        super().__init__(ApiError(400, "protocol", words))
 
-class Silence(Exception):
-    """No event, or only part of one, came in time."""
+
+class Silence(Refused):
+    """No event came in time."""
 
 
 class _Within:
@@ -37,7 +41,8 @@ class _Within:
             async with asyncio.timeout(self._idle_s):
                 self.header = await self._reader.readuntil(b"\n")
         except TimeoutError:
-            raise Silence("no request came") from None
+            words = f"no request came for {self._idle_s:g} s; connect again"
+            raise Silence(ApiError(408, "idle", words)) from None
         except asyncio.LimitOverrunError:
             raise ProtocolError(f"the header of an event has more than {self._most} bytes") from None
         return self.header
