@@ -30,8 +30,8 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.workers.runner import WorkerRunner
-from pipelines import PATIENCE_S, Tap, of
-from pipelines import until as until_true
+from pipelines import Tap, of
+from waiting import PATIENCE_S, until_in_loop
 
 START, END = LLMFullResponseStartFrame, LLMFullResponseEndFrame
 Step = Frame | float | Callable[["Talk"], Awaitable[None]]
@@ -49,12 +49,12 @@ def turn(text: str) -> list[Frame]:
 
 def until(kind: type[Frame], times: int = 1, up: bool = False) -> Step:
     """Wait for so many frames of a kind behind the service (`up`: on their way to the language model)."""
-    return lambda talk: until_true(lambda: len(of(talk.up if up else talk.down, kind)) >= times)
+    return lambda talk: until_in_loop(lambda: len(of(talk.up if up else talk.down, kind)) >= times)
 
 
 def until_heard(seconds: float) -> Step:
     """Wait until so much was played."""
-    return lambda talk: until_true(lambda: talk.heard_s >= seconds)
+    return lambda talk: until_in_loop(lambda: talk.heard_s >= seconds)
 
 
 heard_something = until(BotStartedSpeakingFrame, up=True)

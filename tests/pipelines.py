@@ -24,7 +24,7 @@ from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.tests.utils import SleepFrame
 from pipecat.workers.runner import WorkerRunner
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until_in_loop
 
 from qwen_megakernel import TTSEngine, Utterance
 
@@ -75,16 +75,6 @@ class Until:
 def came(kind: type[Frame], times: int = 1) -> Until:
     """Until so many frames of a kind came out downstream."""
     return Until(lambda down: sum(isinstance(frame, kind) for frame in down) >= times)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """
-    Raises:
-        TimeoutError: it never became true.
-    """
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 class Prepared:
@@ -151,7 +141,7 @@ async def play(
             if isinstance(frame, SleepFrame):
                 await asyncio.sleep(frame.sleep)
             elif isinstance(frame, Until):
-                await until(lambda condition=frame.condition: condition(down))
+                await until_in_loop(lambda condition=frame.condition: condition(down))
             else:
                 await worker.queue_frame(frame)
         if end:

@@ -35,8 +35,10 @@ from pipecat.transports.websocket.server import SingleClientWebsocketServerParam
 from pipecat.turns.user_stop import SpeechTimeoutUserTurnStopStrategy
 from pipecat.turns.user_turn_strategies import UserTurnStrategies
 from pipecat.utils.time import time_now_iso8601
-from pipelines import Prepared, until
-from test_pipecat_transports import Watched, free_port, running
+from pipelines import Prepared
+from test_pipecat_transports import Watched, running
+from waiting import free_port
+from waiting import until_in_loop as until
 from websockets.asyncio.client import connect
 
 from qwen_megakernel import TTSEngine

@@ -25,8 +25,9 @@ from pipecat.processors.aggregators.llm_response_universal import LLMContextAggr
 from pipecat.processors.frame_processor import FrameDirection
 from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
-from pipelines import Prepared, until
+from pipelines import Prepared
 from test_pipecat_transports import running
+from waiting import until_in_loop as until
 
 from qwen_megakernel.bot_page import TurnLog, log_to_console
 from qwen_megakernel.offline_llm import OfflineLLM
@@ -74,9 +75,9 @@ async def converse(engine, *frames: Frame, mode=TextAggregationMode.SENTENCE) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(TextAggregationMode))
-def test_a_turn_is_one_line(engine, console, mode):
+async def test_a_turn_is_one_line(engine, console, mode):
     """However many sentences its answer has."""
-    asyncio.run(converse(engine, LLMContextFrame(LLMContext()), asked("Count to\nthree."), mode=mode))
+    await converse(engine, LLMContextFrame(LLMContext()), asked("Count to\nthree."), mode=mode)
     greeting, counted = console.getvalue().splitlines()
     assert "(no text) first audio " in greeting
     figures = r"first audio \d+ ms after the text \(TTFC \d+ ms\), RTF \d+\.\d\d, least lead -?\d+ ms"
