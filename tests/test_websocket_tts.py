@@ -31,7 +31,6 @@ from pipecat.frames.frames import (
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.tts_service import TextAggregationMode
-from pipecat.tests.utils import SleepFrame
 from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
 from pipelines import NO_TIME_OUT, Until, came, log_of_services, of, one_start_and_stop, pcm, play, turn
@@ -495,14 +494,14 @@ def test_a_wrong_token_is_an_error_and_no_hang():
     assert error.category is ErrorCategory.AUTHENTICATION and not service.is_usable
     assert "answered HTTP 401: that is not its token; give the service the server's token (token=)" in error.error
     assert not of(down, TTSAudioRawFrame) and one_start_and_stop(down)
-    _, up, _ = run([SleepFrame(0.1)], Server(token="right"))
+    _, up, _ = run([], Server(token="right"))
     assert "HTTP 401: it has a token; give the service the server's token (token=)" in of(up, ErrorFrame)[0].error
 
 
 def test_a_wrong_path_is_an_error_that_names_the_right_one():
     server = Server()
     server.path = "/elsewhere"
-    down, up, service = run([SleepFrame(0.1)], server)
+    down, up, service = run([], server)
     (error,) = of(up, ErrorFrame)
     assert error.category is ErrorCategory.INVALID_REQUEST and not service.is_usable
     port = server.url.split(":")[2].split("/")[0]
@@ -513,7 +512,7 @@ def test_a_wrong_path_is_an_error_that_names_the_right_one():
 def test_another_refusal_says_what_the_server_says(status, said):
     server, body = Server(), said if isinstance(said, str) else json.dumps(said)
     server._admit = lambda connection, _: connection.respond(HTTPStatus(status), body)
-    _, up, _ = run([SleepFrame(0.1)], server)
+    _, up, _ = run([], server)
     words = "localhost only" if status == 403 else "bad gateway"
     assert of(up, ErrorFrame)[0].error.endswith(f"answered HTTP {status}: {words}")
 
@@ -579,7 +578,7 @@ def test_a_server_that_is_not_there_yet_is_tried_again_by_the_next_text(monkeypa
 )
 def test_a_server_that_says_something_else_first_is_not_spoken_with(hello, category):
     server = Server(hello=hello)
-    _, up, _ = run([SleepFrame(0.1)], server)
+    _, up, _ = run([], server)
     assert [e.category for e in of(up, ErrorFrame)] == [category]
 
 
@@ -587,7 +586,7 @@ def test_a_server_that_says_nothing_is_given_up(monkeypatch):
     monkeypatch.setattr(remote, "_CONNECT_S", 0.3)
     server = Server()
     server.send = lambda message: asyncio.sleep(0)
-    _, up, _ = run([SleepFrame(0.1)], server)
+    _, up, _ = run([], server)
     (error,) = of(up, ErrorFrame)
     assert error.category is ErrorCategory.CONNECTIVITY and "did not answer" in error.error
 
