@@ -84,26 +84,22 @@ def parts_of(engine: TTSEngine, text: str, **request) -> list[str]:
 
 
 class Model:
-    """What every request says when it is alone: `said` holds codes by (text, seed, whole)."""
+    """What requests say alone. `said`: of each the codes, by whether its text is there as a whole (else it streams)."""
 
-    def __init__(self, engine: TTSEngine, frames: int = 20):
-        self.engine, self.frames = engine, frames
-        self.said: dict[tuple[int, int, bool], np.ndarray] = {}
-
-    def request(self, seed: int) -> dict:
-        return {"sampling": SamplingParams(seed=seed), "max_frames": self.frames}
-
-    def learn(self, seeds: int) -> None:
-        for text in range(len(TEXTS)):
-            for seed in range(seeds):
-                for whole in (True, False):
-                    audio = self.engine.generate(TEXTS[text], non_streaming_mode=whole, **self.request(seed))
-                    self.said[text, seed, whole] = audio.codes
+    def __init__(self, engine: TTSEngine, requests: list[dict]):
+        self.requests = requests
+        self.said = [
+            {whole: engine.generate(non_streaming_mode=whole, **request).codes for whole in (True, False)}
+            for request in requests
+        ]
 
 
-def act(model: Model, engine: TTSEngine, action: str, text: int, seed: int, rng: random.Random) -> str:
-    """Do it; raise AssertionError if anything but what must come has come. How it ended, in a word."""
-    expected, request = model.said[text, seed, action in ("whole", "cancel", "abandon")], model.request(seed)
+def act(model: Model, engine: TTSEngine, action: str, number: int, rng: random.Random) -> str:
+    """Do it with one of the requests; raise AssertionError if anything but what must come has come. How it ended, in a
+    word."""
+    request, said = dict(model.requests[number]), model.said[number]
+    text, whole = request.pop("text"), action in ("whole", "cancel", "abandon") and rng.random() < 0.7
+    expected = said[whole]
     try:
         if action == "wrong":
             wrong = rng.choice([{"text": " "}, {"text": "x" * 99_999}, {"text": "Yes.", "speaker": "nobody"}])
@@ -113,7 +109,8 @@ def act(model: Model, engine: TTSEngine, action: str, text: int, seed: int, rng:
                 return "refused"
             raise AssertionError("a wrong request was taken")
         if action in ("whole", "cancel", "abandon"):
-            stream = engine.stream(TEXTS[text], chunk_frames=rng.choice([None, 1, 3, 50]), **request)
+            chunk_frames = rng.choice([None, 1, 3, 50])
+            stream = engine.stream(text, chunk_frames=chunk_frames, non_streaming_mode=whole, **request)
             chunks = []
             stop = len(expected) + 1 if action == "whole" else rng.randint(0, 12)
             while sum(len(c.codes) for c in chunks) < stop:
@@ -128,11 +125,10 @@ def act(model: Model, engine: TTSEngine, action: str, text: int, seed: int, rng:
                 return "abandoned"
             if action == "cancel":
                 stream.utterance.cancel()
-            return check(
-                stream.utterance.result(timeout=PATIENCE_S), expected, action == "whole" and not engine_closed(engine)
-            )
+            audio = stream.utterance.result(timeout=PATIENCE_S)
+            return check(audio, expected, action == "whole" and not engine_closed(engine))
         if action == "unread":  # nobody reads the chunks, nobody waits
-            engine.submit(TEXTS[text], **request)
+            engine.submit(text, **request)
             return "unread"
 
         def listen(_chunk) -> None:
@@ -146,12 +142,12 @@ def act(model: Model, engine: TTSEngine, action: str, text: int, seed: int, rng:
                 return check(utterance.result(timeout=PATIENCE_S), expected, False)
             return "dropped"
         try:
-            pieces = cut(TEXTS[text], rng, 9)
-            for number, piece in enumerate(pieces):
+            pieces = cut(text, rng, 9)
+            for at, piece in enumerate(pieces):
                 utterance.push_text(piece)
                 if rng.random() < 0.2:
                     time.sleep(rng.random() * 0.01)  # a caller who takes time
-                if action == "half" and number >= len(pieces) // 2:
+                if action == "half" and at >= len(pieces) // 2:
                     return "dropped"
             utterance.end_text()
         except TextEndedError:  # it was over before its text was

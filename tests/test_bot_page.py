@@ -9,9 +9,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from test_pipecat_transports import free_port
 from test_serve_page import CHROMIUM
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, free_port, until
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "qwen_megakernel" / "pipecat" / "bot_page.html"

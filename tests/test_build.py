@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.utils import cpp_extension
+from waiting import until
 
 from qwen_megakernel import cli
 from qwen_megakernel.backend import build, card, megakernel
@@ -460,8 +460,7 @@ def test_a_build_waits_for_another_one_and_goes_on_when_that_is_killed(fresh, mo
         with caplog.at_level(logging.INFO, "qwen_megakernel"):
             loading = pool.submit(build.load_extension, GPU)
             try:
-                while not loading.done() and "waiting for another process that builds" not in caplog.text:
-                    time.sleep(0.01)
+                until(lambda: loading.done() or "waiting for another process that builds" in caplog.text)
                 assert not loading.done() and "building the kernel" not in caplog.text
             finally:
                 other.kill()

@@ -44,16 +44,6 @@ def test_one_more_than_slots_and_queue_is_refused_at_once(backend):
         assert said[2].timings.queue > said[0].timings.queue
 
 
-def test_without_a_queue_a_full_engine_refuses_at_once(backend):
-    with backend.load(max_streams=1, max_queue=0) as engine:
-        held = hold(engine, 1)
-        with pytest.raises(EngineBusy, match="1 streams"):
-            engine.generate(TEXT)
-        held[0].cancel()
-        held[0].result(timeout=PATIENCE_S)
-        assert engine.generate(TEXT, max_frames=2).frames == 2
-
-
 def test_who_waits_too_long_is_told_and_the_others_go_on(backend):
     with backend.load(max_streams=1, max_queue=4, queue_timeout=0.3) as engine:
         held = hold(engine, 1)

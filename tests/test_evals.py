@@ -1,6 +1,5 @@
 """The conversations of examples/evals, held with bots as `pipecat eval` holds them."""
 
-import asyncio
 import os
 import re
 import socket
@@ -10,8 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from pipelines import until
-from test_pipecat_transports import free_port
+from waiting import free_port, until_in_loop
 
 pytest.importorskip("pipecat.evals.session", reason="this Pipecat has no evals")
 pytest.importorskip("uvicorn")
@@ -32,7 +30,7 @@ def ears(monkeypatch):
     monkeypatch.syspath_prepend(TALKS.parent)
 
 
-def passes(bot: Path, scenarios: Iterable, **environment: str) -> None:
+async def passes(bot: Path, scenarios: Iterable, **environment: str) -> None:
     port = free_port()
     command = [sys.executable, str(bot), "--host", "127.0.0.1", "--port", str(port)]
     paths = os.pathsep.join([str(PACKAGE), str(ROOT)])
@@ -42,14 +40,11 @@ def passes(bot: Path, scenarios: Iterable, **environment: str) -> None:
         with socket.socket() as line:
             return line.connect_ex(("127.0.0.1", port)) == 0
 
-    async def hold() -> list:
-        await until(answers)
-        return [await EvalSession.from_scenario(one, f"ws://127.0.0.1:{port}/ws").run() for one in scenarios]
-
     environment = os.environ | {"PYTHONPATH": paths} | environment
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
-        results = asyncio.run(hold())
+        await until_in_loop(answers)
+        results = [await EvalSession.from_scenario(one, f"ws://127.0.0.1:{port}/ws").run() for one in scenarios]
     finally:
         process.terminate()
         process.wait(timeout=60)
@@ -58,8 +53,8 @@ def passes(bot: Path, scenarios: Iterable, **environment: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_minimal_bot_passes():
-    passes(ROOT / "examples" / "minimal_bot.py", EvalScenarioFile.load(TALKS).scenarios)
+async def test_the_minimal_bot_passes():
+    await passes(ROOT / "examples" / "minimal_bot.py", EvalScenarioFile.load(TALKS).scenarios)
 
 
 def test_the_suite_of_pipecats_package_holds_the_same_conversations():
@@ -68,13 +63,13 @@ def test_the_suite_of_pipecats_package_holds_the_same_conversations():
 
 
 @pytest.mark.slow
-def test_the_bot_of_pipecats_package_passes():
-    passes(RUNS[0].bot_path, [run.load() for run in RUNS])
+async def test_the_bot_of_pipecats_package_passes():
+    await passes(RUNS[0].bot_path, [run.load() for run in RUNS])
 
 
 @pytest.mark.slow
-def test_the_bot_of_pipecats_package_passes_with_a_server():
+async def test_the_bot_of_pipecats_package_passes_with_a_server():
     with ready(small_demo) as server:
-        passes(RUNS[0].bot_path, [run.load() for run in RUNS], QWEN_MEGAKERNEL_URL=server.socket_url)
+        await passes(RUNS[0].bot_path, [run.load() for run in RUNS], QWEN_MEGAKERNEL_URL=server.socket_url)
         spoken = re.search(r"^qwen_megakernel_audio_seconds_total (.*)", get(server.url + "/metrics").text, re.M)
     assert float(spoken[1]) > 2, "the server spoke, not the bot itself"

@@ -6,18 +6,16 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from probes import ProbedBackend, fail, kill
-from waiting import PATIENCE_S, run_all, until
+from waiting import PATIENCE_S, until
 
 from qwen_megakernel import (
     CallbackError,
-    EngineBusy,
     EngineClosed,
     EngineDied,
     KernelFault,
@@ -189,27 +187,6 @@ def test_an_unread_iterator_holds_nobody_up_and_keeps_its_chunks(engine):
     whole = alone(engine)
     for stream in unread:
         assert np.array_equal(np.concatenate([chunk.samples for chunk in stream]), whole.samples)
-
-
-@pytest.mark.slow
-def test_a_storm_of_cancels_leaves_nothing(engine):
-    whole = alone(engine)
-
-    def storm() -> None:
-        for i in range(20):
-            try:
-                utterance = engine.submit(TEXT, sampling=SEEDED, max_frames=20)
-            except EngineBusy:
-                time.sleep(0.001)  # a caller who comes again
-                continue
-            if i % 3:
-                utterance.cancel()
-            audio = utterance.result(timeout=PATIENCE_S)
-            assert np.array_equal(audio.codes, whole.codes[: audio.frames])
-
-    run_all(*[storm] * 6)
-    until(lambda: engine.health()["streams"] == 0 and engine.snapshot().free_slots == (0, 1, 2))
-    assert np.array_equal(alone(engine).samples, whole.samples)
 
 
 # ---------------------------------------------------------------- kernels and the device
@@ -385,7 +362,7 @@ def test_draining_finishes_what_is_open_and_takes_no_more(engine):
     closing = threading.Thread(target=engine.close, kwargs={"drain_s": PATIENCE_S})
     closing.start()
     until(lambda: engine.health()["status"] != "ok")
-    with pytest.raises(EngineClosed, match="closing"):
+    with pytest.raises(EngineClosed):
         engine.submit(TEXT)
     closing.join(timeout=2 * PATIENCE_S)
     assert not closing.is_alive()

@@ -312,7 +312,7 @@ def test_another_engines_fault_in_a_listener_harms_its_own_utterance_alone(tiny,
     def tell(_chunk) -> None:
         raise KernelFault("of another engine")
 
-    with pytest.raises(KernelFault, match="another"):
+    with pytest.raises(KernelFault):
         engine.submit("Hello there.", tell, max_frames=10).result(timeout=PATIENCE_S)
     assert len(other.result(timeout=PATIENCE_S).codes) == 40 and engine.metrics()["kernel_faults"] == 0
     at_rest(engine)

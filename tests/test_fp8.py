@@ -67,7 +67,7 @@ def test_every_weight_is_rounded_to_the_nearest_value_of_its_row():
 def test_what_is_no_weight_is_not_quantised(wrong, bf16, tmp_path, capsys):
     """At load and by the command, which leaves nothing behind."""
     rewritten(bf16, lambda t: t[Q_PROJ][3, 5:6].fill_(wrong))
-    with pytest.raises(CheckpointError, match=f"{Q_PROJ}.*not finite, or too large"):
+    with pytest.raises(CheckpointError, match=Q_PROJ):
         Checkpoint.open(bf16).talker(CPU, torch.float32, WEIGHTS["fp8"])
     before = sorted(tmp_path.iterdir())
     assert cli.main(["quantize", str(bf16), str(tmp_path / "out")]) == 1

@@ -5,12 +5,13 @@ import os
 import random
 import subprocess
 import sys
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from streams import PUBLISHED, SETTINGS, decoder_over, interleaved, same, say, start
+from waiting import run_all
 
 from qwen_megakernel import SamplingParams, TTSEngine, cli
 from qwen_megakernel.backend import vocoder_weights
@@ -427,11 +428,7 @@ def test_graphs_are_captured_while_other_threads_and_engines_use_the_gpu(tiny):
         TTSEngine.load(folder, device="cuda", dtype=torch.float32, max_streams=6) as first,
         TTSEngine.load(folder, device="cuda", dtype=torch.float32, max_streams=6) as second,
     ):
-        threads = [threading.Thread(target=speak, args=(e, k)) for k in requests for e in (first, second)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=120)
+        run_all(*[partial(speak, engine, k) for k in requests for engine in (first, second)])
         assert all(np.array_equal(said[first, k], said[second, k]) for k in requests)
         for k in requests:
             again = first.generate(TEXT, sampling=requests[k], max_frames=12)

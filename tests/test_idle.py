@@ -1,6 +1,5 @@
 """Nothing is accepted that does nothing: it is refused, or named in a warning or an answer."""
 
-import asyncio
 import dataclasses
 import logging
 import re
@@ -162,14 +161,10 @@ def test_a_service_with_an_engine_takes_nothing_to_load(server):
     MegakernelTTSService(engine=engine, model="demo")
 
 
-def test_the_remote_service_passes_on_what_its_server_says(monkeypatch):
+async def test_the_remote_service_passes_on_what_its_server_says(monkeypatch):
     warned = []
     monkeypatch.setattr("qwen_megakernel.pipecat.remote.logger.warning", warned.append)
-
-    async def main() -> None:
-        service = MegakernelWebsocketTTSService(url="ws://x")
-        for names in (["silence_s"], ["silence_s"], []):
-            service.warn_of_ignored(names)
-
-    asyncio.run(main())
+    service = MegakernelWebsocketTTSService(url="ws://x")
+    for names in (["silence_s"], ["silence_s"], []):
+        service.warn_of_ignored(names)
     assert len(warned) == 1 and "silence_s changes nothing" in warned[0]

@@ -17,21 +17,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from waiting import PATIENCE_S, run_all, until
 
-SEEDS = 3
+from qwen_megakernel import SamplingParams
+
 SOAK_SECONDS = float(os.environ.get("SOAK_SECONDS", "5"))
 OPTIONS = {"max_streams": 3, "max_queue": 3, "max_positions": 256}
 
-steps = st.tuples(
-    st.sampled_from(ACTIONS), st.integers(0, len(TEXTS) - 1), st.integers(0, SEEDS - 1), st.integers(0, 2**32)
-)
+REQUESTS = [
+    {"text": text, "sampling": SamplingParams(seed=seed), "max_frames": 20} for text in TEXTS for seed in range(3)
+]
+steps = st.tuples(st.sampled_from(ACTIONS), st.integers(0, len(REQUESTS) - 1), st.integers(0, 2**32))
 scripts = st.lists(st.lists(steps, min_size=1, max_size=6), min_size=1, max_size=4)
 
 
 @pytest.fixture(scope="module")
 def model(backend) -> Model:
-    model = Model(backend.engine(eos_gain=6.0))
-    model.learn(SEEDS)
-    return model
+    return Model(backend.engine(eos_gain=6.0), REQUESTS)
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -40,8 +40,8 @@ def test_whatever_callers_do_everybody_gets_what_is_theirs(backend, model, scrip
     with backend.load(backend.folder(eos_gain=6.0), queue_timeout=timeout, **OPTIONS) as engine:
 
         def caller(script) -> None:
-            for action, text, seed, luck in script:
-                act(model, engine, action, text, seed, random.Random(luck))
+            for action, number, luck in script:
+                act(model, engine, action, number, random.Random(luck))
 
         def close() -> None:
             time.sleep(close_after)  # at any moment
@@ -52,7 +52,7 @@ def test_whatever_callers_do_everybody_gets_what_is_theirs(backend, model, scrip
         if close_after is None:
             gc.collect()
             assert_at_rest(engine)
-            assert act(model, engine, "whole", 1, 0, random.Random(0)) in ("eos", "length")
+            assert act(model, engine, "whole", 3, random.Random(0)) in ("eos", "length")
     assert engine.health()["streams"] == 0 and not engine.snapshot().alive
 
 
@@ -83,8 +83,7 @@ def test_a_soak_leaves_nothing_behind(backend, model, capsys, caplog):
                 rng = random.Random(luck)
                 # A busy machine may need longer before everything has happened that can.
                 while time.monotonic() < stop or len(ended) < kinds and time.monotonic() < stop + PATIENCE_S:
-                    how = act(model, engine, rng.choice(ACTIONS), rng.randrange(3), rng.randrange(SEEDS), rng)
-                    ended[how] += 1
+                    ended[act(model, engine, rng.choice(ACTIONS), rng.randrange(len(REQUESTS)), rng)] += 1
 
             run_all(*[partial(caller, random.random()) for _ in range(6)], seconds=seconds + 3 * PATIENCE_S)
             gc.collect()

@@ -152,18 +152,7 @@ def test_importing_touches_no_gpu_and_no_transformers():
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(out),
-        ".",
-    ]
+    command = [sys.executable, *"-m pip wheel --quiet --no-deps --no-build-isolation -w".split(), str(out), "."]
     subprocess.run(command, cwd=ROOT, check=True, timeout=300)
     return next(out.glob("*.whl"))
 

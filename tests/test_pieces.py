@@ -217,7 +217,7 @@ def test_flush_speaks_what_was_held_back(engine):
     utterance.end_text()
     assert len(utterance.result(timeout=PATIENCE_S).codes) == 40
     for call in (utterance.flush, lambda: utterance.push_text("more")):
-        with pytest.raises(TextEndedError, match="complete"):
+        with pytest.raises(TextEndedError):
             call()
 
 

@@ -39,11 +39,10 @@ from pipecat.pipeline.pipeline import Pipeline
 from pipecat.services.tts_service import TextAggregationMode, TTSService, WebsocketTTSService
 from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
-from pipelines import NO_TIME_OUT, Until, came, log_of_services, of, one_start_and_stop, pcm, play, turn, until
+from pipelines import NO_TIME_OUT, Until, came, log_of_services, of, one_start_and_stop, pcm, play, turn
 from probes import probed
 from serving import made_by, ready
-from waiting import slow_case
-from waiting import until as until_true
+from waiting import slow_case, until, until_in_loop
 
 from qwen_megakernel import (
     EngineBusy,
@@ -199,15 +198,6 @@ def test_tokens_become_one_utterance_as_if_the_text_had_come_whole(engine, make)
     assert one_start_and_stop(down) and not of(up, ErrorFrame)
 
 
-@pytest.mark.slow
-def test_tokens_that_pause_go_on_in_the_same_context(engine):
-    """They pause for longer than Pipecat waits for an item of a context, 3 s unless it is told otherwise."""
-    frames = turn("One two three ", "four five six ", pause=2.5)[:-1] + [LLMTextFrame("seven eight."), *turn()[-1:]]
-    down, up = run(service_of(engine, text_aggregation_mode=TOKEN, stop_frame_timeout_s=1.5), frames)
-    whole = said(engine, "One two three four five six seven eight.", TOKEN)
-    assert len(pcm(down)) == len(whole) and one_start_and_stop(down) and not of(up, ErrorFrame)
-
-
 def test_speech_starts_before_the_turn_ends(make):
     frames = [*turn("Hello there my ", "friend and ")[:-1], came(TTSAudioRawFrame), *turn()[-1:]]
     down, _ = run(make(TOKEN), frames)
@@ -297,7 +287,7 @@ def test_metrics_are_pipecats_own(make, mode):
 
 
 def wait_free(engine) -> None:
-    until_true(lambda: not engine.health()["streams"])
+    until(lambda: not engine.health()["streams"])
 
 
 @in_both_modes
@@ -315,14 +305,10 @@ def test_an_interruption_ends_this_speech_and_the_next_turn_is_clean(engine, mak
     assert engine.metrics()["cancelled"] - before <= 1  # 0 where it came between two sentences
 
 
-def test_a_call_does_not_notice_another_calls_interruption(engine, make):
+async def test_a_call_does_not_notice_another_calls_interruption(engine, make):
     text = "Hello there, how are you today, my friend?"
-
-    async def both():
-        frames = [TTSSpeakFrame(text * 3), came(TTSAudioRawFrame), InterruptionFrame(), came(InterruptionFrame)]
-        return await asyncio.gather(play(make(), frames), play(make(), [TTSSpeakFrame(text)]))
-
-    _, (down, _) = asyncio.run(both())
+    frames = [TTSSpeakFrame(text * 3), came(TTSAudioRawFrame), InterruptionFrame(), came(InterruptionFrame)]
+    _, (down, _) = await asyncio.gather(play(make(), frames), play(make(), [TTSSpeakFrame(text)]))
     assert same(pcm(down), said(engine, text))
     wait_free(engine)
 
@@ -560,39 +546,26 @@ def test_speech_that_its_slot_cuts_is_an_error_and_the_rest_no_part_of_the_conte
         assert "hears." not in [w.text.strip() for w in of(down, TTSTextFrame)]
 
 
-@pytest.mark.slow
-def test_a_sentence_of_few_characters_and_many_tokens_is_cut_into_pieces_that_fit(backend):
-    text = "今天天气很好，我们去公园散步吧，然后一起吃饭，再回家休息一会儿，最后看看书。" * 2
-    with backend.load(backend.folder(eos_gain=4.0), max_streams=1, max_positions=160) as engine:
-        assert len(text) <= 160 // 2 and len(engine.pieces(text)) > 1
-        down, up = run(service_of(engine, settings=Settings(seed=3)), [TTSSpeakFrame(text)])
-        expected = [said(engine, piece, speaker=None) for piece in engine.pieces(text)]
-    assert not of(up, ErrorFrame) and same(pcm(down), *expected, most=0)
-
-
 # ---------------------------------------------------------------- shared engines
 
 
-def test_services_of_one_model_share_an_engine_and_the_last_one_closes_it():
-    async def share():
-        before = set(threading.enumerate())
-        first = await MegakernelTTSService.warmup("demo", device="cpu")
-        second = await MegakernelTTSService.warmup("demo", device="cpu")
-        other = await MegakernelTTSService.warmup("demo", device="cpu", max_streams=2)
-        assert first is second and other is not first
-        assert gc.get_freeze_count() > 10_000, "a full collection no longer looks at what is loaded"
-        service = MegakernelTTSService(model="demo", engine_options={"device": "cpu"}, settings=Settings(seed=1))
-        await MegakernelTTSService.shutdown(first)
-        down, _ = await play(service, [TTSSpeakFrame("Yes.")])
-        assert len(pcm(down)) and first.health()["status"] == "ok"
-        await MegakernelTTSService.shutdown(second)
-        await MegakernelTTSService.shutdown(other)
-        assert first.health()["status"] == other.health()["status"] == "closed"
-        assert gc.get_freeze_count() == 0
-        # asyncio keeps the threads of its own executor, as many as were busy at once.
-        await until(lambda: all(t.name.startswith("asyncio_") for t in set(threading.enumerate()) - before))
-
-    asyncio.run(share())
+async def test_services_of_one_model_share_an_engine_and_the_last_one_closes_it():
+    before = set(threading.enumerate())
+    first = await MegakernelTTSService.warmup("demo", device="cpu")
+    second = await MegakernelTTSService.warmup("demo", device="cpu")
+    other = await MegakernelTTSService.warmup("demo", device="cpu", max_streams=2)
+    assert first is second and other is not first
+    assert gc.get_freeze_count() > 10_000, "a full collection no longer looks at what is loaded"
+    service = MegakernelTTSService(model="demo", engine_options={"device": "cpu"}, settings=Settings(seed=1))
+    await MegakernelTTSService.shutdown(first)
+    down, _ = await play(service, [TTSSpeakFrame("Yes.")])
+    assert len(pcm(down)) and first.health()["status"] == "ok"
+    await MegakernelTTSService.shutdown(second)
+    await MegakernelTTSService.shutdown(other)
+    assert first.health()["status"] == other.health()["status"] == "closed"
+    assert gc.get_freeze_count() == 0
+    # asyncio keeps the threads of its own executor, as many as were busy at once.
+    await until_in_loop(lambda: all(t.name.startswith("asyncio_") for t in set(threading.enumerate()) - before))
 
 
 def test_without_a_warm_up_the_pipeline_loads_and_lets_go():
@@ -601,18 +574,15 @@ def test_without_a_warm_up_the_pipeline_loads_and_lets_go():
     assert len(pcm(down)) and not of(up, ErrorFrame) and service._engine is None
 
 
-def test_an_engine_that_died_is_not_handed_out_again():
-    async def replace():
-        dead = await MegakernelTTSService.warmup("demo", device="cpu")
-        dead.close()
-        fresh = await MegakernelTTSService.warmup("demo", device=None if not torch.cuda.is_available() else "cpu")
-        assert fresh is not dead and fresh.health()["status"] == "ok"
-        await MegakernelTTSService.shutdown(dead)
-        assert fresh.health()["status"] == "ok"
-        await MegakernelTTSService.shutdown(fresh)
-        assert fresh.health()["status"] == "closed"
-
-    asyncio.run(replace())
+async def test_an_engine_that_died_is_not_handed_out_again():
+    dead = await MegakernelTTSService.warmup("demo", device="cpu")
+    dead.close()
+    fresh = await MegakernelTTSService.warmup("demo", device=None if not torch.cuda.is_available() else "cpu")
+    assert fresh is not dead and fresh.health()["status"] == "ok"
+    await MegakernelTTSService.shutdown(dead)
+    assert fresh.health()["status"] == "ok"
+    await MegakernelTTSService.shutdown(fresh)
+    assert fresh.health()["status"] == "closed"
 
 
 # ---------------------------------------------------------------- words
@@ -682,28 +652,16 @@ def test_calls_share_the_voices_pace_and_teach_it_while_they_speak(make, monkeyp
     assert len(set(paces)) > 4, "it changes within a turn"
 
 
-def test_what_stands_between_sentences_is_kept():
-    async def split(*tokens: str) -> list[tuple[str, str]]:
-        sentences, found = Sentences(aggregation_type=TextType.SENTENCE, language="en"), []
-        for token in tokens:
-            found += [(sentences.gap, one.text) async for one in sentences.aggregate(token)]
-        rest = await sentences.flush()
-        return [*found, (sentences.gap, rest.text)]
-
-    assert asyncio.run(split("One.", "\n\n", "Two. ", " Three.")) == [
-        ("", "One."),
-        ("\n\n", "\n\nTwo."),
-        ("  ", "Three."),
-    ]
-
-
-def test_a_reply_of_blanks_is_silent(make):
-    down, up = run(make(SENTENCE), turn("  ", " "))
-    assert not of(up, ErrorFrame) and not of(down, TTSStartedFrame)
+async def test_what_stands_between_sentences_is_kept():
+    sentences, found = Sentences(aggregation_type=TextType.SENTENCE, language="en"), []
+    for token in ("One.", "\n\n", "Two. ", " Three."):
+        found += [(sentences.gap, one.text) async for one in sentences.aggregate(token)]
+    rest = await sentences.flush()
+    assert [*found, (sentences.gap, rest.text)] == [("", "One."), ("\n\n", "\n\nTwo."), ("  ", "Three.")]
 
 
 @pytest.mark.parametrize("rate", [24000, 16000])
-def test_silence_that_is_cut_at_the_beginning_is_no_words_time(monkeypatch, rate):
+async def test_silence_that_is_cut_at_the_beginning_is_no_words_time(monkeypatch, rate):
     """And words wait while the first audio is too little to begin with."""
     monkeypatch.setattr(audio_context, "_HEAD_START_S", 0.0)
     monkeypatch.setattr(audio_context, "_LEAST_GAP_S", float("inf"))
@@ -712,21 +670,17 @@ def test_silence_that_is_cut_at_the_beginning_is_no_words_time(monkeypatch, rate
     async def add(words, context_id, includes_inter_frame_spaces) -> None:
         sent.extend(words)
 
-    async def speak():
-        service = SimpleNamespace(trims_silence=True, sample_rate=rate, add_word_timestamps=add)
-        context, sound = AudioContext(service, "a", None), np.full(24000, 0.1, np.float32)
-        context.begin(24000, least_first_s=0.3)
-        assert context._to_frame(np.zeros(9600, np.float32)) is None
-        assert context._to_frame(sound[:2400]) is None
-        await context._send_words([("one", 0.4)])
-        assert not sent, "they would come before their sound"
-        frame = context._to_frame(sound)
-        await context._send_words([("two", 0.9)])
-        context.begin(24000)
-        await context._send_words([("three", 0.2)])
-        return frame.num_frames / rate
-
-    made = asyncio.run(speak())
+    service = SimpleNamespace(trims_silence=True, sample_rate=rate, add_word_timestamps=add)
+    context, sound = AudioContext(service, "a", None), np.full(24000, 0.1, np.float32)
+    context.begin(24000, least_first_s=0.3)
+    assert context._to_frame(np.zeros(9600, np.float32)) is None
+    assert context._to_frame(sound[:2400]) is None
+    await context._send_words([("one", 0.4)])
+    assert not sent, "they would come before their sound"
+    made = context._to_frame(sound).num_frames / rate
+    await context._send_words([("two", 0.9)])
+    context.begin(24000)
+    await context._send_words([("three", 0.2)])
     assert [word for word, _ in sent] == ["one", "two", "three"]
     assert [at for _, at in sent] == pytest.approx([0.01, 0.51, made + 0.2], abs=1e-3), "10 ms stay"
 
@@ -737,14 +691,10 @@ def test_words_of_many_scripts():
     assert words_of("안녕하세요 친구") == ["안녕하세요", "친구"] and not is_unspaced("안녕")
 
 
-def test_the_event_loop_computes_no_prompt(engine, monkeypatch):
+async def test_the_event_loop_computes_no_prompt(engine, monkeypatch):
     """While two services speak. How long the loop stalls is the benchmark's question (measure_pipecat.py)."""
     threads = []
     begin = TTSEngine.begin
     monkeypatch.setattr(TTSEngine, "begin", lambda *a: threads.append(threading.get_ident()) or begin(*a))
-
-    async def speak():
-        await asyncio.gather(*(play(service_of(engine), [TTSSpeakFrame("How are you today?")]) for _ in range(2)))
-
-    asyncio.run(speak())
+    await asyncio.gather(*(play(service_of(engine), [TTSSpeakFrame("How are you today?")]) for _ in range(2)))
     assert len(threads) == 2 and threading.get_ident() not in threads

@@ -6,13 +6,13 @@ import gc
 import importlib.util
 import io
 import json
-import socket
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+import soxr
 from listener import PacedOutput
 from loguru import logger
 from pipecat.frames.frames import (
@@ -25,19 +25,16 @@ from pipecat.frames.frames import (
     TTSSpeakFrame,
     TTSTextFrame,
 )
-from pipecat.observers.base_observer import BaseObserver, FramePushed
-from pipecat.pipeline.pipeline import Pipeline
-from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
-from pipecat.processors.frame_processor import FrameDirection
 from pipecat.serializers.base_serializer import FrameSerializer
 from pipecat.serializers.twilio import TwilioFrameSerializer
 from pipecat.transports.websocket.server import SingleClientWebsocketServerParams, SingleClientWebsocketServerTransport
-from pipecat.workers.runner import WorkerRunner
-from pipelines import PATIENCE_S, Prepared, turn, until
+from pipelines import Prepared, Watched, running, turn, worker_of
 from serving import small_demo
 from test_pipecat import mostly_in_token_mode, said, service_of
+from waiting import PATIENCE_S, free_port
+from waiting import until_in_loop as until
 from websockets.asyncio.client import connect
 
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
@@ -57,91 +54,44 @@ def on_cpu():
     return small_demo()
 
 
-@asynccontextmanager
-async def running(worker: PipelineWorker):
-    """A worker in a runner of its own, ended by what it is told, cancelled by a failing test."""
-    runner = WorkerRunner(handle_sigint=False)
-    await runner.add_workers(worker)
-    task = asyncio.create_task(runner.run())
-    try:
-        yield
-        await asyncio.wait_for(task, PATIENCE_S)
-    finally:
-        if not task.done():
-            await worker.cancel()
-            await task
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def worker_of(*processors, rate: int = 24000, observers: tuple[BaseObserver, ...] = ()) -> PipelineWorker:
-    params = PipelineParams(audio_out_sample_rate=rate)
-    return PipelineWorker(Pipeline([*processors]), params=params, observers=[*observers], enable_rtvi=False)
-
-
-class Watched(BaseObserver):
-    """Frames of some kinds, each once, as a processor pushed them."""
-
-    def __init__(self, processor, *kinds: type[Frame]):
-        super().__init__()
-        self._processor, self._kinds, self.frames = processor, kinds, []
-
-    async def on_push_frame(self, data: FramePushed):
-        downstream = data.direction is FrameDirection.DOWNSTREAM
-        if data.source is self._processor and downstream and isinstance(data.frame, self._kinds):
-            self.frames.append((data.timestamp, data.frame))
-
-
 # ---------------------------------------------------------------- a paced output
 
 
 @pytest.mark.slow
 @mostly_in_token_mode
-def test_at_playing_speed_a_turn_is_whole_and_the_bot_speaks_once(engine, mode):
-    async def play():
-        output = PacedOutput()
-        watched = Watched(output, BotStartedSpeakingFrame, BotStoppedSpeakingFrame)
-        service = service_of(Prepared(engine), text_aggregation_mode=mode)
-        worker = worker_of(service, output, observers=(watched,))
-        async with running(worker):
-            await worker.queue_frames([*turn("Hello there, how are you?"), EndFrame()])
-        return output.samples, [type(frame) for _, frame in watched.frames]
-
-    heard, kinds = asyncio.run(play())
-    expected = said(engine, "Hello there, how are you?", mode)
+async def test_at_playing_speed_a_turn_is_whole_and_the_bot_speaks_once(engine, mode):
+    output = PacedOutput()
+    watched = Watched(output, BotStartedSpeakingFrame, BotStoppedSpeakingFrame)
+    service = service_of(Prepared(engine), text_aggregation_mode=mode)
+    worker = worker_of(service, output, observers=(watched,))
+    async with running(worker):
+        await worker.queue_frames([*turn("Hello there, how are you?"), EndFrame()])
+    heard, expected = output.samples, said(engine, "Hello there, how are you?", mode)
     assert np.abs(heard[: len(expected)].astype(int) - expected).max() <= 1
     assert not heard[len(expected) :].any() and len(heard) - len(expected) < 960, "the last piece is filled up"
-    assert kinds == [BotStartedSpeakingFrame, BotStoppedSpeakingFrame]
+    assert [type(frame) for _, frame in watched.frames] == [BotStartedSpeakingFrame, BotStoppedSpeakingFrame]
 
 
 @pytest.mark.slow
 @mostly_in_token_mode
-def test_after_an_interruption_the_context_holds_the_words_that_were_heard(engine, mode):
+async def test_after_an_interruption_the_context_holds_the_words_that_were_heard(engine, mode):
     """And nothing more is heard, until the next turn, which is heard whole."""
-
-    async def play():
-        output, context = PacedOutput(), LLMContext()
-        _, assistant = LLMContextAggregatorPair(context)
-        words, interrupted = Watched(output, TTSTextFrame), Watched(output, InterruptionFrame)
-        service = service_of(engine, text_aggregation_mode=mode)
-        worker = worker_of(service, output, assistant, observers=(words, interrupted))
-        async with running(worker):
-            await worker.queue_frames(turn(LONG))
-            await until(lambda: len(words.frames) == 3)
-            await worker.queue_frame(InterruptionFrame())
-            await until(lambda: interrupted.frames)
-            before, told = output.samples, list(words.frames)
-            await until(lambda: engine.health()["streams"] == 0)
-            assert len(output.samples) == len(before), "nothing stale"
-            messages = list(context.get_messages())
-            await worker.queue_frames([*turn("Hello there."), EndFrame()])
-        return before, told, messages, output.samples[len(before) :]
-
-    before, told, messages, after = asyncio.run(play())
+    output, context = PacedOutput(), LLMContext()
+    _, assistant = LLMContextAggregatorPair(context)
+    words, interrupted = Watched(output, TTSTextFrame), Watched(output, InterruptionFrame)
+    service = service_of(engine, text_aggregation_mode=mode)
+    worker = worker_of(service, output, assistant, observers=(words, interrupted))
+    async with running(worker):
+        await worker.queue_frames(turn(LONG))
+        await until(lambda: len(words.frames) == 3)
+        await worker.queue_frame(InterruptionFrame())
+        await until(lambda: interrupted.frames)
+        before, told = output.samples, list(words.frames)
+        await until(lambda: engine.health()["streams"] == 0)
+        assert len(output.samples) == len(before), "nothing stale"
+        messages = list(context.get_messages())
+        await worker.queue_frames([*turn("Hello there."), EndFrame()])
+    after = output.samples[len(before) :]
     assert [m["role"] for m in messages] == ["assistant"]
     kept = messages[0]["content"].split()
     assert 1 <= len(kept) < len(LONG.split()) and kept == LONG.split()[: len(kept)]
@@ -154,21 +104,15 @@ def test_after_an_interruption_the_context_holds_the_words_that_were_heard(engin
 
 
 @pytest.mark.slow
-def test_four_pipelines_at_once_hear_what_each_would_hear_alone(engine):
+async def test_four_pipelines_at_once_hear_what_each_would_hear_alone(engine):
+    async def hear(text: str) -> np.ndarray:
+        worker = worker_of(service_of(engine), output := PacedOutput())
+        async with running(worker):
+            await worker.queue_frames([TTSSpeakFrame(text), EndFrame()])
+        return output.samples
+
     texts = ["Hello there.", "How are you?", "One two three.", "It is a fine day."]
-
-    async def play():
-        outputs = [PacedOutput() for _ in texts]
-        workers = [worker_of(service_of(engine), output) for output in outputs]
-
-        async def one(worker, text):
-            async with running(worker):
-                await worker.queue_frames([TTSSpeakFrame(text), EndFrame()])
-
-        await asyncio.gather(*(one(worker, text) for worker, text in zip(workers, texts, strict=True)))
-        return [output.samples for output in outputs]
-
-    for text, heard in zip(texts, asyncio.run(play()), strict=True):
+    for text, heard in zip(texts, await asyncio.gather(*map(hear, texts)), strict=True):
         expected = said(engine, text)
         # On a GPU the company that a stream is decoded in may change its samples' last bits (GraphVocoder).
         most = 1 if engine.backend == "megakernel" else 0
@@ -210,52 +154,37 @@ async def websocket_call(engine, serializer: FrameSerializer, rate: int):
             yield worker, client
 
 
-def test_a_websocket_client_hears_it_and_nothing_after_it_says_stop(engine):
-    async def play():
-        heard, after = [], []
-        async with websocket_call(engine, RawPcm(), 16000) as (worker, client):
-            await client.send("Hello there.")
-            expected = len(said(engine, "Hello there.")) * 2 / 3
-            while sum(map(len, heard)) / 2 < expected:
-                heard.append(await asyncio.wait_for(client.recv(), PATIENCE_S))
-            await client.send(LONG * 3)
-            for _ in range(12):
-                assert isinstance(await asyncio.wait_for(client.recv(), PATIENCE_S), bytes)
-            await client.send("stop")
-            while await asyncio.wait_for(client.recv(), PATIENCE_S) != "interrupted":
-                pass
-            await worker.queue_frame(EndFrame())
-            async for message in client:
-                after.append(message)
-        return b"".join(heard), after
-
-    heard, after = asyncio.run(play())
-    import soxr
-
-    whole = soxr.resample(said(engine, "Hello there.") / 32767, 24000, 16000, "HQ")
+async def test_a_websocket_client_hears_it_and_nothing_after_it_says_stop(engine):
+    whole, heard = said(engine, "Hello there."), b""
+    async with websocket_call(engine, RawPcm(), 16000) as (worker, client):
+        await client.send("Hello there.")
+        while len(heard) / 2 < len(whole) * 2 / 3:
+            heard += await asyncio.wait_for(client.recv(), PATIENCE_S)
+        await client.send(LONG * 3)
+        for _ in range(12):
+            assert isinstance(await asyncio.wait_for(client.recv(), PATIENCE_S), bytes)
+        await client.send("stop")
+        while await asyncio.wait_for(client.recv(), PATIENCE_S) != "interrupted":
+            pass
+        await worker.queue_frame(EndFrame())
+        assert not [message async for message in client]
+    whole = soxr.resample(whole / 32767, 24000, 16000, "HQ")
     samples = np.frombuffer(heard, "<i2") / 32767
     assert np.abs(samples[: len(whole)] - whole[: len(samples)]).max() < 1e-3
-    assert after == []
 
 
-def test_a_telephone_hears_it_in_mu_law(engine):
+async def test_a_telephone_hears_it_in_mu_law(engine):
     """Twilio's media stream: base64 of 8 kHz mu-law in JSON."""
     serializer = TwilioFrameSerializer("stream", params=TwilioFrameSerializer.InputParams(auto_hang_up=False))
-
-    async def play():
-        mu_law = b""
-        async with websocket_call(engine, serializer, 8000) as (worker, client):
-            await worker.queue_frames([TTSSpeakFrame("Hello there."), EndFrame()])
-            async for message in client:
-                event = json.loads(message)
-                assert event["event"] == "media" and event["streamSid"] == "stream"
-                mu_law += base64.b64decode(event["media"]["payload"])
-        return mu_law
-
+    mu_law = b""
+    async with websocket_call(engine, serializer, 8000) as (worker, client):
+        await worker.queue_frames([TTSSpeakFrame("Hello there."), EndFrame()])
+        async for message in client:
+            event = json.loads(message)
+            assert event["event"] == "media" and event["streamSid"] == "stream"
+            mu_law += base64.b64decode(event["media"]["payload"])
     raw = {"samplerate": 8000, "channels": 1, "format": "RAW", "subtype": "ULAW"}
-    heard = soundfile.read(io.BytesIO(asyncio.run(play())), **raw)[0]
-    import soxr
-
+    heard = soundfile.read(io.BytesIO(mu_law), **raw)[0]
     whole = soxr.resample(said(engine, "Hello there.") / 32767, 24000, 8000, "HQ")
     n = min(len(heard), len(whole))
     assert abs(len(heard) - len(whole)) <= 0.04 * 8000
@@ -377,16 +306,17 @@ def likeness(heard: np.ndarray, piece: np.ndarray) -> float:
     return float((products[:places] / lengths).max())
 
 
+COUNT = ("Count to three.", "One, two, three.")
+
+
 @webrtc
-def test_the_demos_bot_over_webrtc(on_cpu):
+async def test_the_demos_bot_over_webrtc(on_cpu):
     """The greeting's sound is the engine's (Opus in between), typed words interrupt it, hanging up ends the bot."""
     demo = load_script("demo_pipeline.py")
     arguments = demo.make_parser(None).parse_args(["--bot", "--device", "cpu", "--speaker", "ada", "--seed", "3"])
-
-    count = ("Count to three.", "One, two, three.")
     turns: list[str] = []
     handler = logger.add(turns.append, filter="qwen_megakernel.pipecat.turn_log")
-    caller = asyncio.run(chat(demo.bot, "What would you like to hear?", count, arguments=arguments))
+    caller = await chat(demo.bot, "What would you like to hear?", COUNT, arguments=arguments)
     logger.remove(handler)
     assert "story" not in caller.words, "the greeting was interrupted"
     kinds = [m.get("type") for m in caller.messages]
@@ -435,12 +365,6 @@ def is_heard(heard: np.ndarray, expected: np.ndarray) -> bool:
 
 
 @pytest.mark.slow
-def test_the_demos_bot_is_typed_to_in_the_terminal(on_cpu):
-    heard = asyncio.run(typed_chat(load_script("demo_pipeline.py"), "Count to three."))
-    assert is_heard(heard, said(on_cpu, "One, two, three."))
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Pipecat leaves its client open
 def test_the_demos_bot_asks_an_openai_compatible_server(on_cpu, monkeypatch):
     """A server on loopback that streams two tokens and keeps what it was asked."""
@@ -459,7 +383,7 @@ def test_the_demos_bot_asks_an_openai_compatible_server(on_cpu, monkeypatch):
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    async def play():
+    async def play() -> np.ndarray:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", complete)
         server = web.AppRunner(app)
@@ -472,7 +396,7 @@ def test_the_demos_bot_asks_an_openai_compatible_server(on_cpu, monkeypatch):
 
     monkeypatch.setenv("OPENAI_API_KEY", "sesame")
     heard = asyncio.run(play())
-    gc.collect()  # here, where the warning is expected
+    gc.collect()  # behind its loop, and here, where the warning is expected
     assert is_heard(heard, said(on_cpu, "It is a fine day."))
     key, body = asked[-1]
     assert key == "Bearer sesame" and body["model"] == "m" and body["stream"]
@@ -482,9 +406,8 @@ def test_the_demos_bot_asks_an_openai_compatible_server(on_cpu, monkeypatch):
 @webrtc
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["minimal_bot", "token_mode"])
-def test_examples_that_talk(name):
-    bot = load_script(f"examples/{name}.py").bot
-    caller = asyncio.run(chat(bot, "Hello! What", ("Count to three.", "One, two, three.")))
+async def test_examples_that_talk(name):
+    caller = await chat(load_script(f"examples/{name}.py").bot, "Hello! What", COUNT)
     assert np.abs(np.concatenate(caller.heard)).max() > 0.05
 
 
@@ -503,19 +426,15 @@ def requests(monkeypatch):
 
 @webrtc
 @pytest.mark.slow
-def test_the_example_that_changes_its_voice(requests):
+async def test_the_example_that_changes_its_voice(requests):
     bot = load_script("examples/change_voice.py").bot
-    asyncio.run(chat(bot, "Hello!", ("Please speak as Max.", "You said: Please speak as Max.")))
+    await chat(bot, "Hello!", ("Please speak as Max.", "You said: Please speak as Max."))
     assert requests[0][1] == "ada" and requests[-1][1] == "max"
 
 
 @webrtc
 @pytest.mark.slow
-def test_the_example_of_two_bots_on_one_engine(requests):
+async def test_the_example_of_two_bots_on_one_engine(requests):
     bot = load_script("examples/two_bots.py").bot
-
-    async def play():
-        await asyncio.gather(*(chat(bot, "Hello! What would") for _ in range(2)))
-
-    asyncio.run(play())
+    await asyncio.gather(*(chat(bot, "Hello! What would") for _ in range(2)))
     assert {voice for _, voice in requests} == {"ada", "max"} and len({id(engine) for engine, _ in requests}) == 1

@@ -39,6 +39,7 @@ from serving import (
     stream,
     until,
 )
+from waiting import free_port
 
 from qwen_megakernel import BackendError, EngineClosed, EngineDied, SamplingParams, TTSEngine, Voice, VoiceError
 from qwen_megakernel.checkpoint.load import Checkpoint
@@ -96,32 +97,6 @@ def test_a_fresh_seed_is_told_and_repeats(server):
     assert first.content == again.content and len(first.content)
 
 
-@pytest.mark.slow
-def test_long_text_is_said_sentence_by_sentence(server):
-    text = " ".join([TEXT] * 4)
-    made = server.post(input=text, response_format="pcm", seed=1)
-    pieces = server.service.engine.pieces(text)
-    assert len(pieces) > 1
-    assert made.content == b"".join(said(server, piece, seed=1) for piece in pieces)
-
-
-FEW_CHARACTERS = {
-    "russian": "Привет, как дела? Сегодня хорошая погода, и мы идём гулять в парк. " * 2,
-    "chinese": "今天天气很好，我们去公园散步吧。" * 4,
-    "a word of 400": "Hello there, how are you? " + "x" * 400,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", FEW_CHARACTERS.values(), ids=FEW_CHARACTERS)
-def test_few_characters_that_are_many_tokens_are_said_whole(tiny, text):
-    folder = tiny("custom_voice", eos_gain=4.0)
-    with ready(lambda: TTSEngine.load(folder, **OPTIONS)) as server:
-        made = server.post(input=text, voice="default", response_format="pcm", seed=1)
-        pieces = [said(server, piece, seed=1, speaker=None) for piece in server.service.engine.pieces(text)]
-    assert made.status_code == 200 and len(pieces) > 1 and made.content == b"".join(pieces)
-
-
 @pytest.fixture(scope="module")
 def short(tiny):
     with endless(tiny) as server:
@@ -133,18 +108,12 @@ def test_speech_that_its_slot_cuts_ends_the_connection_early(short, caplog, resp
     body, heard = {"model": "demo", "input": "Hello.", "response_format": response_format}, b""
     with stream("POST", short.url + SPEECH, json=body) as response:
         assert response.status_code == 200
-        with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+        with pytest.raises(httpx.RemoteProtocolError):
             for data in response.iter_raw():
                 heard += data
     assert len(heard) > (10 * 1920 * 2 if response_format == "pcm" else 1000)
     short.at_rest()
     assert "an answer ends early: speech was cut after" in caplog.text and "Traceback" not in caplog.text
-
-
-def test_speech_that_its_slot_cuts_is_no_whole_file(short):
-    refused = short.post(input="Hello.", voice="default", response_format="flac")
-    error = refused.json()["error"]
-    assert refused.status_code == 400 and error["param"] == "input" and "speech was cut after" in error["message"]
 
 
 @pytest.mark.parametrize("variant, size", [("custom_voice", "tiny-adapter"), ("voice_design", "tiny")])
@@ -433,9 +402,7 @@ def process():
     started = []
 
     def start(how: str) -> tuple[subprocess.Popen, str]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         command = [sys.executable, "-W", "ignore", "-c", SERVER, str(port), how, str(Path(__file__).parent)]
         started.append(subprocess.Popen(command))
         url = f"http://127.0.0.1:{port}"

@@ -30,6 +30,7 @@ def server():
         {"voice": {"id": "ada"}, "language": "Auto", "task_type": "CustomVoice", "sample_rate": 24000},
         {"lang_code": None, "normalization_options": {"normalize": False}, "speakers": "false"},
         {"temperature": None, "top_p": None, "retries": None, "word_timestamps": False},
+        dict.fromkeys(("instructions", "speed", "stream_format", "language", "non_streaming_mode")),
     ],
     ids=str,
 )

@@ -174,10 +174,8 @@ def test_it_says_and_plays_what_the_engine_says(server, visit, fresh_seed):
         assert not seen.page.is_visible("#instructions"), "the demo takes none"
         seen.page.select_option("#voice", "max")
         seen.page.select_option("#language", "english")
-        seen.speak(seed=fresh_seed)
-        seen.expect("rtf", r"^\d")
         truth = said(server, seed=fresh_seed, speaker="max", language="english")
-        assert seen.pcm() == truth
+        assert seen.say(seed=fresh_seed) == truth
         seen.ready()
         assert "speaking" in seen.page.evaluate("states")
         played = seen.page.evaluate("played")
@@ -195,9 +193,7 @@ def test_it_says_and_plays_what_the_engine_says(server, visit, fresh_seed):
 @pytest.mark.slow
 def test_a_random_seed_is_shown_and_says_the_same_again(server, visit):
     with visit(server) as seen:
-        seen.speak("Hello.")
-        seen.expect("rtf", r"^\d")
-        seed, first = seen.text("seed-used"), seen.pcm()
+        first, seed = seen.say("Hello."), seen.text("seed-used")
         seen.click("Keep the seed")
         seen.click("Speak")  # while the first is still heard
         seen.expect("rtf", r"^\d")
@@ -205,14 +201,22 @@ def test_a_random_seed_is_shown_and_says_the_same_again(server, visit):
 
 
 @pytest.mark.slow
-def test_a_text_that_is_dripped_in_is_the_streaming_layout(server, visit):
+@pytest.mark.parametrize(
+    "text, pieces",
+    [
+        (f" {TEXT}\n", ["Hello", " there,", " how", " are", " you", " today?"]),
+        ("你好 world。", ["你", "好", " world", "。"]),
+    ],
+    ids=["words", "characters"],
+)
+def test_a_text_that_is_dripped_in_is_the_streaming_layout(server, visit, text, pieces):
     with visit(server) as seen:
         seen.send_it("word by word")
-        seen.speak(f" {TEXT}\n", seed=5)
+        seen.speak(text, seed=5)
         seen.expect("message", "^$")
         seen.ready()
-        assert [message["text"] for message in seen.texts()] == ["Hello", " there,", " how", " are", " you", " today?"]
-        assert same(seen.pcm(), said(server, non_streaming_mode=False))
+        assert [message["text"] for message in seen.texts()] == pieces
+        assert same(seen.pcm(), said(server, text.strip(), non_streaming_mode=False))
         assert seen.text("rtf") == "–", "it would count the waiting for words"
 
 
@@ -237,15 +241,6 @@ def test_words_are_sent_while_they_are_typed(server, visit):
         assert [message["text"] for message in seen.texts()] == ["Hello ", "there, ", "how ", "are ", "you ", "today?"]
         assert same(seen.pcm(), said(server, non_streaming_mode=False))
         assert seen.page.input_value("#text") == "" and seen.text("sent") == TEXT
-
-
-@pytest.mark.slow
-def test_chinese_goes_by_characters(server, visit):
-    with visit(server) as seen:
-        seen.send_it("word by word")
-        seen.speak("你好 world。")
-        seen.ready()
-        assert [message["text"] for message in seen.texts()] == ["你", "好", " world", "。"]
 
 
 @pytest.mark.slow
@@ -326,11 +321,9 @@ BROKEN = "window.AudioContext = function () { throw Error() }"
 def test_without_sound_the_figures_and_the_download_remain(server, visit, fresh_seed, missing):
     with visit(server, script=missing) as seen:
         silent = waveform(seen)
-        seen.speak(seed=fresh_seed)
-        seen.expect("rtf", r"^\d")
+        assert seen.say(seed=fresh_seed) == (truth := said(server, seed=fresh_seed))
         seen.ready()
         seen.expect("note", "cannot play sound")
-        assert seen.pcm() == (truth := said(server, seed=fresh_seed))
         assert float(seen.text("seconds")) == round(len(truth) / 48000, 2) and int(seen.text("ttfc")) > 0
         assert waveform(seen) != silent and seen.text("message") == "" and seen.page.evaluate("played") == []
         seen.speak(LONG)
@@ -554,16 +547,13 @@ def test_broken_subprotocols_are_no_errors_of_ours(locked, value):
         assert line.recv(4096).split()[1] in (b"400", b"401")
 
 
-def test_http_takes_no_subprotocol_for_a_token(locked):
-    headers = {"Sec-WebSocket-Protocol": f"speech, {bearer(TOKEN)}", "Origin": locked.url}
-    assert get(f"{locked.url}/v1/voices", headers=headers).status_code == 401
-
-
 def test_without_the_token_only_the_page_itself_is_served(locked):
     page = get(locked.url)
     assert page.status_code == 200 and TOKEN not in page.text
     for path in ("//", "/index.html", "/%2e", "/page.html", "/v1/voices", "/openapi.json"):
         assert get(locked.url + path).status_code == 401, path
+    headers = {"Sec-WebSocket-Protocol": f"speech, {bearer(TOKEN)}", "Origin": locked.url}
+    assert get(f"{locked.url}/v1/voices", headers=headers).status_code == 401, "HTTP takes no subprotocol for it"
     assert post(locked.url, content=b"x" * 1000).status_code == 413
     assert post(locked.url).status_code == 405
     with pytest.raises(InvalidStatus) as refused:

@@ -311,12 +311,3 @@ def test_the_examples_are_configurations(name):
     assert getattr(import_module(module), name) is app and told.route_prefix == "/"
     Args(**told.args)
     assert {deployment.name for deployment in told.deployments} <= {app(Args(**told.args))._bound_deployment.name}
-
-
-def test_arguments_are_checked():
-    from qwen_megakernel.serve_ray import Args
-
-    with pytest.raises(ValueError, match="min_replicas 2"):
-        Args(min_replicas=2, max_replicas=1)
-    with pytest.raises(ValueError, match="replica"):
-        Args(replica=1)

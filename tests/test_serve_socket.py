@@ -5,7 +5,7 @@ import contextlib
 import json
 import random
 import re
-import threading
+from functools import partial
 
 import pytest
 from entrances import JUNK, NO_MESSAGE, SocketClient, fuzzed
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serving import PATIENCE_S, TEXT, asgi, audio_of, connect, endless, ready, said, small_demo
 from starlette.websockets import WebSocketDisconnect
 from test_entrances import LIMITS
-from waiting import slow_case
+from waiting import run_all, slow_case
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from qwen_megakernel.choices import SOCKET_PATH as PATH
@@ -109,15 +109,14 @@ def test_a_context_waits_for_the_text_of_the_one_before_it_in_its_turn(server, c
     assert seconds == pytest.approx(audio_of(server, "Yes.").duration_s, abs=0.001)
 
 
-def test_text_without_words_ends_without_sound(server, client):
-    for text in (" \n", "...", "\U0001f389", "[pause]", "<emphasis></emphasis>"):
-        for whole in (True, False):
-            name = f"{text} {whole}"
-            client.say("text", name, text=text, voice="ada", seed=5, end=whole)
-            if not whole:
-                client.say("end", name)
-            end = client.until("end", name)
-            assert (end["finish_reason"], end["seconds"], client.pcm.get(name, b"")) == ("eos", 0, b""), text
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("text", [" \n", "...", "\U0001f389", "[pause]", "<emphasis></emphasis>"])
+def test_text_without_words_ends_without_sound(client, text, whole):
+    client.say("text", "a", text=text, voice="ada", seed=5, end=whole)
+    if not whole:
+        client.say("end", "a")
+    end = client.until("end", "a")
+    assert (end["finish_reason"], end["seconds"], client.pcm.get("a", b"")) == ("eos", 0, b"")
 
 
 def test_an_odd_tag_does_not_silence_a_context(server, client):
@@ -134,20 +133,6 @@ def test_text_in_pieces_is_the_streaming_layout(server, client, fresh_seed):
     client.say("end", "a")
     client.until("end", "a")
     assert client.pcm["a"] == said(server, non_streaming_mode=False)
-
-
-@pytest.mark.slow
-def test_contexts_speak_side_by_side_each_as_if_alone(server, client):
-    texts = {name: f"{TEXT} {name}" for name in ("eins", "zwei", "drei")}
-    for number, (name, text) in enumerate(texts.items()):
-        client.say("text", name, text=text, end=True, voice="ada", seed=number)
-    ended = set()
-    while ended != set(texts):
-        told = client.take()
-        if told and told["type"] == "end":
-            ended.add(told["context"])
-    for number, (name, text) in enumerate(texts.items()):
-        assert client.pcm[name] == said(server, text, number), name
 
 
 def test_text_that_crosses_an_end_opens_nothing(server, client):
@@ -323,8 +308,7 @@ def test_what_is_no_message_ends_the_socket_and_its_contexts(server, client, mes
 
 @pytest.mark.slow
 def test_500_sockets_come_and_go(server):
-    def storm(luck: int) -> None:
-        rng = random.Random(luck)
+    def storm(rng: random.Random) -> None:
         for _ in range(50):
             with contextlib.suppress(ConnectionClosed, OSError, TimeoutError, InvalidStatus):
                 with connect(server.socket_url, close_timeout=0.1) as line:
@@ -333,12 +317,7 @@ def test_500_sockets_come_and_go(server):
                     if rng.random() < 0.5:
                         line.socket.close()
 
-    threads = [threading.Thread(target=storm, args=(random.random(),)) for _ in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=PATIENCE_S)
-    assert not any(thread.is_alive() for thread in threads)
+    run_all(*[partial(storm, random.Random(random.random())) for _ in range(10)])
     server.at_rest()
     with connect(server.socket_url) as line:
         client = SocketClient(line)

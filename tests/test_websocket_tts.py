@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import re
-import socket
 import time
 from collections.abc import Callable
 from http import HTTPStatus
@@ -32,10 +31,11 @@ from pipecat.frames.frames import (
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.tts_service import TextAggregationMode
-from pipecat.tests.utils import SleepFrame
 from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
-from pipelines import NO_TIME_OUT, Until, came, log_of_services, of, one_start_and_stop, pcm, play, turn, until
+from pipelines import NO_TIME_OUT, Until, came, log_of_services, of, one_start_and_stop, pcm, play, turn
+from waiting import free_port
+from waiting import until_in_loop as until
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
@@ -299,23 +299,13 @@ def test_an_interruption_cancels_its_context_and_keeps_the_socket(mode, log):
     assert "0 utterances ended, interrupted" in told[0] and "1 utterances ended" in told[1] and len(told) == 2
 
 
-def test_a_cancel_frame_stops_at_once():
+async def test_a_cancel_frame_stops_at_once():
     """Not when the server has spoken its first chunk out, after an hour."""
-    server = Server()
-    server.pause = 3600.0
-    frames = [
-        *turn("One two three four five six seven eight nine ten, and so on."),
-        came(TTSAudioRawFrame),
-        CancelFrame(),
-    ]
-
-    async def speak():
-        async with server:
-            service = MegakernelWebsocketTTSService(url=server.url)
-            await play(service, frames, end=False)
-            return service
-
-    service = asyncio.run(speak())
+    frames = [*turn("One two three four five six seven eight nine ten."), came(TTSAudioRawFrame), CancelFrame()]
+    async with Server() as server:
+        server.pause = 3600.0
+        service = MegakernelWebsocketTTSService(url=server.url)
+        await play(service, frames, end=False)
     assert service._websocket is None and not service._sessions
 
 
@@ -368,17 +358,12 @@ def test_in_token_mode_all_that_was_written_keeps_its_settings():
     assert said == [("As", "ada"), ("Ada", None), ("and", "max"), ("Max.", None)] and not of(up, ErrorFrame)
 
 
-def test_a_change_that_is_queued_while_the_llm_writes_holds_from_the_next_answer_on():
-    server = Server()
-
-    async def speak():
-        async with server:
-            service = MegakernelWebsocketTTSService(url=server.url, settings=Settings(voice="ada"))
-            asked = [LLMContextFrame(LLMContext([{"role": "user", "content": "Tell a story."}])) for _ in range(2)]
-            frames = [asked[0], came(TTSStartedFrame), update(voice="max"), asked[1]]
-            await play(Pipeline([OfflineLLM(token_s=0.001), service]), frames)
-
-    asyncio.run(speak())
+async def test_a_change_that_is_queued_while_the_llm_writes_holds_from_the_next_answer_on():
+    async with Server() as server:
+        service = MegakernelWebsocketTTSService(url=server.url, settings=Settings(voice="ada"))
+        asked = [LLMContextFrame(LLMContext([{"role": "user", "content": "Tell a story."}])) for _ in range(2)]
+        frames = [asked[0], came(TTSStartedFrame), update(voice="max"), asked[1]]
+        await play(Pipeline([OfflineLLM(token_s=0.001), service]), frames)
     assert [m["voice"] for m in server.of("text")] == ["ada"] * 4 + ["max"] * 4
 
 
@@ -509,14 +494,14 @@ def test_a_wrong_token_is_an_error_and_no_hang():
     assert error.category is ErrorCategory.AUTHENTICATION and not service.is_usable
     assert "answered HTTP 401: that is not its token; give the service the server's token (token=)" in error.error
     assert not of(down, TTSAudioRawFrame) and one_start_and_stop(down)
-    _, up, _ = run([SleepFrame(0.1)], Server(token="right"))
+    _, up, _ = run([], Server(token="right"))
     assert "HTTP 401: it has a token; give the service the server's token (token=)" in of(up, ErrorFrame)[0].error
 
 
 def test_a_wrong_path_is_an_error_that_names_the_right_one():
     server = Server()
     server.path = "/elsewhere"
-    down, up, service = run([SleepFrame(0.1)], server)
+    down, up, service = run([], server)
     (error,) = of(up, ErrorFrame)
     assert error.category is ErrorCategory.INVALID_REQUEST and not service.is_usable
     port = server.url.split(":")[2].split("/")[0]
@@ -527,7 +512,7 @@ def test_a_wrong_path_is_an_error_that_names_the_right_one():
 def test_another_refusal_says_what_the_server_says(status, said):
     server, body = Server(), said if isinstance(said, str) else json.dumps(said)
     server._admit = lambda connection, _: connection.respond(HTTPStatus(status), body)
-    _, up, _ = run([SleepFrame(0.1)], server)
+    _, up, _ = run([], server)
     words = "localhost only" if status == 403 else "bad gateway"
     assert of(up, ErrorFrame)[0].error.endswith(f"answered HTTP {status}: {words}")
 
@@ -557,14 +542,10 @@ def test_what_is_no_servers_url_is_refused(url):
 
 
 @in_both_modes
-def test_without_a_server_every_error_names_it_and_says_what_to_start(mode):
-    async def speak():
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            url = f"ws://127.0.0.1:{free.getsockname()[1]}/v1/audio/speech/socket"
-        service = MegakernelWebsocketTTSService(url=url, text_aggregation_mode=mode)
-        return url, *await play(service, [*turn("Hello there."), came(TTSStoppedFrame)]), service
-
-    url, down, up, service = asyncio.run(speak())
+async def test_without_a_server_every_error_names_it_and_says_what_to_start(mode):
+    url = f"ws://127.0.0.1:{free_port()}{PATH}"
+    service = MegakernelWebsocketTTSService(url=url, text_aggregation_mode=mode)
+    down, up = await play(service, [*turn("Hello there."), came(TTSStoppedFrame)])
     errors = of(up, ErrorFrame)
     assert len(errors) == 2 and {e.category for e in errors} == {ErrorCategory.CONNECTIVITY} and service.is_usable
     for error in errors:  # in setup, then by the text
@@ -597,7 +578,7 @@ def test_a_server_that_is_not_there_yet_is_tried_again_by_the_next_text(monkeypa
 )
 def test_a_server_that_says_something_else_first_is_not_spoken_with(hello, category):
     server = Server(hello=hello)
-    _, up, _ = run([SleepFrame(0.1)], server)
+    _, up, _ = run([], server)
     assert [e.category for e in of(up, ErrorFrame)] == [category]
 
 
@@ -605,7 +586,7 @@ def test_a_server_that_says_nothing_is_given_up(monkeypatch):
     monkeypatch.setattr(remote, "_CONNECT_S", 0.3)
     server = Server()
     server.send = lambda message: asyncio.sleep(0)
-    _, up, _ = run([SleepFrame(0.1)], server)
+    _, up, _ = run([], server)
     (error,) = of(up, ErrorFrame)
     assert error.category is ErrorCategory.CONNECTIVITY and "did not answer" in error.error
 

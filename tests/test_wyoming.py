@@ -20,7 +20,7 @@ from entrances import JUNK, fuzzed
 from hypothesis import strategies as st
 from serving import PATIENCE_S, TEXT, places_taken, said, same, small_demo, until
 from serving import Running as RunningService
-from waiting import slow_case
+from waiting import free_port, slow_case
 
 pytest.importorskip("wyoming", reason="the extra [wyoming] is not installed")
 
@@ -305,18 +305,14 @@ def test_what_an_utterance_did_not_take_the_next_one_says(server, seeds, monkeyp
 
 
 @pytest.mark.slow
-def test_clients_speak_side_by_side(server, seeds):
+async def test_clients_speak_side_by_side(server, seeds):
     async def one(text: str) -> Heard:
         async with AsyncTcpClient("127.0.0.1", server.port) as client:
             await client.write_event(Synthesize(text, voice=ADA).event())
             return await hear(client, AudioStop)
 
     texts = [f"{TEXT} {word}." for word in ("One", "Two", "Three", "Four")]
-
-    async def main() -> list[Heard]:
-        return await asyncio.gather(*map(one, texts))
-
-    for text, heard in zip(texts, asyncio.run(main()), strict=True):
+    for text, heard in zip(texts, await asyncio.gather(*map(one, texts)), strict=True):
         assert heard.pcm == said(server, text), text
 
 
@@ -340,7 +336,7 @@ def test_saved_voices_and_defaults(tiny, tmp_path):
         server.at_rest()
 
 
-@pytest.mark.parametrize("wrong, words", [({"voice": "zoe"}, "known: ada"), ({"language": "xx"}, "unknown language")])
+@pytest.mark.parametrize("wrong, words", [({"voice": "zoe"}, "known: ada"), ({"language": "xx"}, "'xx'")])
 def test_a_default_that_the_checkpoint_does_not_have_ends_it(wrong, words):
     with pytest.raises(ValueError, match=words), running(**wrong):
         pytest.fail("it serves")
@@ -590,9 +586,7 @@ def process():
     started = []
 
     def start(*options: str) -> tuple[subprocess.Popen, int]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         command = [sys.executable, "-W", "ignore", "-m", "qwen_megakernel.cli", "wyoming", "--port", str(port)]
         command += ["--device", "cpu", *options]
         started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
@@ -615,18 +609,15 @@ def wait_for(port: int) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_lets_what_is_being_said_be_said(process):
+async def test_sigterm_lets_what_is_being_said_be_said(process):
     server, port = process("--max-streams", "1")
     wait_for(port)
-
-    async def main() -> Heard:
-        async with AsyncTcpClient("127.0.0.1", port) as client:
-            await client.write_event(Synthesize(TEXT, voice=ADA).event())
-            heard = await hear(client, AudioChunk)
-            server.send_signal(signal.SIGTERM)
-            return await hear(client, heard=heard)
-
-    assert asyncio.run(main()).types == ["audio-start", "audio-chunk", "audio-stop"]
+    async with AsyncTcpClient("127.0.0.1", port) as client:
+        await client.write_event(Synthesize(TEXT, voice=ADA).event())
+        heard = await hear(client, AudioChunk)
+        server.send_signal(signal.SIGTERM)
+        await hear(client, heard=heard)
+    assert heard.types == ["audio-start", "audio-chunk", "audio-stop"]
     assert server.wait(timeout=PATIENCE_S) == -signal.SIGTERM
     assert "Traceback" not in server.stderr.read()
 
@@ -670,7 +661,6 @@ def test_an_engine_that_cannot_be_loaded_ends_the_process(monkeypatch, caplog):
     "args, message",
     [
         (["--host", "0.0.0.0"], "give --allow-network"),
-        (["--port", "99999"], "cannot listen on 127.0.0.1:99999"),
         (["--host", "no.such.host.invalid", "--allow-network"], "cannot listen on no.such.host.invalid:10200"),
         (["--voices", "nowhere"], "no folder 'nowhere'"),
         (["--max-streams", "0"], "--max-streams must be"),
@@ -694,17 +684,6 @@ def test_off_loopback_it_warns(monkeypatch, capsys):
     assert cli.main(["wyoming", "--device", "cpu", "--host", "0.0.0.0", "--allow-network", "--port", "0"]) == 0
     told = capsys.readouterr().err
     assert "warning: everybody who reaches 0.0.0.0:" in told and ":0 " not in told, "the port that it got"
-
-
-def test_without_the_package_it_names_the_extra(monkeypatch, capsys):
-    for name in [name for name in sys.modules if name.startswith(("wyoming", "qwen_megakernel.server.wyoming"))]:
-        monkeypatch.delitem(sys.modules, name)
-    import qwen_megakernel.server
-
-    monkeypatch.delattr(qwen_megakernel.server, "wyoming")
-    monkeypatch.setitem(sys.modules, "wyoming", None)
-    assert cli.main(["wyoming"]) == 1
-    assert "in the checkout, pip install -e '.[wyoming]'" in capsys.readouterr().err
 
 
 def test_the_compose_file_says_what_the_command_line_takes():

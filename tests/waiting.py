@@ -1,6 +1,7 @@
 """Tests wait for conditions, never for a time."""
 
 import asyncio
+import socket
 import subprocess
 import sys
 import threading
@@ -65,6 +66,13 @@ def run_all(*targets: Callable[[], object], seconds: float = PATIENCE_S) -> None
         assert not thread.is_alive(), "a thread hangs"
     if wrong:
         raise wrong[0]
+
+
+def free_port() -> int:
+    """Of 127.0.0.1, where nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def run_python(code: str, *args: str) -> str:
