@@ -6,7 +6,7 @@ SCHEMES = {
     "light": {"ink": "#1f2328", "soft": "#59636e", "ours": "#2563eb", "other": "#7d8590", "mark": "#c2410c"},
     "dark": {"ink": "#e6edf3", "soft": "#9fa8b3", "ours": "#60a5fa", "other": "#8b949e", "mark": "#fb923c"},
 }
-"""Colours by their use. tests/test_pictures.py checks their contrast with the pages of GitHub and of our site."""
+"""Colours by their use. tools/tests/test_pictures.py checks their contrast with the pages of GitHub and of our site."""
 
 
 def draw(target: str, paint: Callable) -> None:

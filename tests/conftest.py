@@ -1,11 +1,7 @@
 """Shared fixtures: tiny checkpoints are written once per run, engines are closed at the end."""
 
-import asyncio
 import gc
-import inspect
 import os
-import random
-import secrets
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -13,17 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from kept import ENGINES, Kept, kept
+from fixtures import *  # noqa: F403
+from kept import Kept, kept
 from machines import pretend
 from probes import probed
 from waiting import PATIENCE_S
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.backend import select
-from qwen_megakernel.backend.interfaces import CpuSpeed
-from qwen_megakernel.checkpoint.synthetic import write_checkpoint
-from qwen_megakernel.engine import warm_up
-from qwen_megakernel.speech import engine as engine_module
 
 FRAMES_COMPARED = "frames compared"
 PATIENT = {"queue_timeout": PATIENCE_S}
@@ -46,42 +38,6 @@ def pytest_terminal_summary(terminalreporter) -> None:
     compared = [frames for name, frames in properties if name == FRAMES_COMPARED]
     if compared:
         terminalreporter.write_line(f"oracle: {sum(compared)} frames compared over {len(compared)} cases")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem) -> bool | None:
-    """A test that is a coroutine runs in an event loop of its own."""
-    if inspect.iscoroutinefunction(pyfuncitem.obj):
-        wanted = pyfuncitem._fixtureinfo.argnames
-        asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
-        return True
-    return None
-
-
-@pytest.fixture(autouse=True)
-def fresh_seed():
-    """Every test draws anew; what it drew from is printed with a failure, and REPEAT_SEED repeats it."""
-    seed = int(os.environ.get("REPEAT_SEED", secrets.randbits(31)))
-    torch.manual_seed(seed)
-    random.seed(seed)
-    print(f"REPEAT_SEED={seed}")
-    return seed
-
-
-@pytest.fixture(scope="session", autouse=True)
-def device_speed():
-    """The device counts as fast: beside other work it would be slow, and fewer utterances would run at once."""
-
-    def cpu(model, sampling, threads=None) -> CpuSpeed:
-        return CpuSpeed(threads or 1, {threads or 1: 1e-4})
-
-    def gpu(*args) -> float:
-        return 1000 * warm_up.sustained(*args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(select, "measure", cpu)
-        patch.setattr(engine_module, "sustained", gpu)
-        yield
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -130,25 +86,6 @@ def count_frames(request):
 
 
 @pytest.fixture(scope="session")
-def checkpoint_root(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("checkpoints")
-
-
-@pytest.fixture(scope="session")
-def tiny(checkpoint_root):
-    """tiny(variant, size="tiny", ...) -> folder of a synthetic checkpoint, written at first use."""
-
-    def write(variant: str, **options) -> Path:
-        name = "-".join([variant, *(f"{k}{v}" for k, v in sorted(options.items()))])
-        folder = checkpoint_root / name
-        if not folder.exists():
-            write_checkpoint(folder, variant=variant, **options)
-        return folder
-
-    return write
-
-
-@pytest.fixture(scope="session")
 def engine_for():
     """engine_for(model, ...) -> a CPU engine that the whole run shares; see `probes.probed`."""
     engines: dict = {}
@@ -163,19 +100,6 @@ def engine_for():
     yield get
     for engine in engines.values():
         engine.close()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def kept_engines_are_closed():
-    yield
-    for engine in ENGINES.values():
-        engine.close()
-
-
-@pytest.fixture
-def loads_once(monkeypatch):
-    """What calls `TTSEngine.load` gets an engine that the whole run shares."""
-    monkeypatch.setattr(TTSEngine, "load", kept)
 
 
 class Backend:

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 import qwen_megakernel
 import spoken_text
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 MAIN, MORE = "qwen_megakernel/__init__.py", "packages/spoken-text/spoken_text/__init__.py"

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools" / "demo_voice"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "demo_voice"))
 import pace
 import pitch_phase
 import teacher

@@ -17,7 +17,7 @@ import measure_peers  # noqa: E402
 import pictures  # noqa: E402
 from figure_tables import CHARTS  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STORED = ROOT / "docs" / "pictures"
 BACKGROUNDS = {"light": ["#ffffff", "#f6f8fa"], "dark": ["#0d1117", "#1e2129", "#212830"]}
 """Of the pages of GitHub, of our site, and of GitHub's dimmed theme."""

@@ -31,7 +31,7 @@ from qwen_megakernel.check import bench
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[1]
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.speech.options import options_of
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "integrations" / "pipecat"
 PAGE = FOLDER / "docs" / "qwen-megakernel.mdx"
 EXAMPLE = "integrations/pipecat/examples/voice_bot.py"
