@@ -85,13 +85,6 @@ class SpeechRequest(Request):
         """This request for the next text of a caller."""
         return replace(self, front_end=self.front_end.in_conversation(conversation))
 
-    def behind(self, pause_s: float) -> "SpeechRequest":
-        """This request behind seconds of silence."""
-        return replace(self, before_s=pause_s)
-
-    def with_seed(self, seed: int) -> "SpeechRequest":
-        return replace(self, sampling=replace(self.sampling, seed=seed))
-
     def silence(self) -> Silence | None:
         """Tells which words of a new text are left out; None: none."""
         return Silence() if self.normalizes else None
