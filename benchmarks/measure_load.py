@@ -39,7 +39,7 @@ FRAMES, FRAME_S = 63, 0.08
 
 class Client:
     """One request and what its listener gets. It does not keep the utterance: with thousands kept, the garbage
-    collector stops all threads for 0.1 s, and listeners hear gaps (docs/log.md, 2026-11-24)."""
+    collector stops all threads for 0.1 s, and listeners hear gaps (docs/log/2026-11-24.md#million-frames-256)."""
 
     def __init__(self, engine: TTSEngine, due: float):
         self.due, self.first, self.runs_out, self.gaps = due, None, 0.0, []

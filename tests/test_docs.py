@@ -36,12 +36,13 @@ from qwen_megakernel.commands import demo, options
 from qwen_megakernel.model.voice import Voice
 
 ROOT = Path(__file__).parents[1]
-DOCS = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-GUIDES = [name for name in DOCS if name != "docs/log.md"]  # which tells what was once run
+DOCS = ["README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
+GUIDES = [name for name in DOCS if not name.startswith("docs/log/")]  # which tells what was once run
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCS}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 INDENTED = re.compile(r"^    ((?:python|qwen-megakernel|serve|make|pip|curl) .*)$", re.M)
 SPAN = re.compile(r"`([^`\n]+)`")
+CITED = re.compile(r"\bdocs/([\w/-]+\.md)#([\w-]+)|\bdocs/(log/\d[\w-]+\.md)")
 LINK = re.compile(r"""(?:\]\(|\bsrc="|\bsrcset=")([^)"\s]+)[)"]""")
 PIPECAT_RUNNER = Path(importlib.util.find_spec("pipecat.runner").origin).with_name("run.py")
 
@@ -365,8 +366,8 @@ def test_every_example_is_tested():
 
 
 def anchors(text: str) -> set[str]:
-    """As GitHub makes them of headings."""
-    found: set[str] = set()
+    """As GitHub makes them of headings, and those that are written."""
+    found = set(re.findall(r'<a id="([^"]+)">', text))
     for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.M):
         slug = (
             re.sub(r"[^\w\s-]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)).strip().lower().replace(" ", "-")
@@ -402,6 +403,15 @@ def test_every_document_is_found_from_the_readme():
             name = path.relative_to(ROOT).as_posix()
             coming += [linked for linked, _ in links(name)] if name in TEXTS else []
     assert {path for path in (ROOT / "docs").rglob("*") if path.is_file()} <= seen
+
+
+def test_what_code_cites_is_there():
+    """The log by the anchor of an entry: a day has up to a dozen."""
+    folders, kinds = ("qwen_megakernel", "packages", "csrc", "benchmarks", "tools"), (".py", ".cu", ".cuh", ".cpp")
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds):
+        for name, anchor, day in CITED.findall(path.read_text(encoding="utf-8")):
+            assert not day, f"{path}: {day} without an anchor"
+            assert anchor in anchors((ROOT / "docs" / name).read_text(encoding="utf-8")), f"{path}: {name}#{anchor}"
 
 
 def test_files_that_are_named_exist():

@@ -100,7 +100,7 @@ def test_no_time_stands_outside_of_the_marks(name):
     text = re.sub(r"`[^`\n]*`|^#.*$", "", text, flags=re.M)
     for known in NO_MEASUREMENT:
         text = text.replace(known, "")
-    assert NUMBER.findall(text) == [], "put it into a file and a mark, or into docs/log.md"
+    assert NUMBER.findall(text) == [], "put it into a file and a mark, or into docs/log/"
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,6 @@ def test_a_time_is_known_as_one(text):
 def test_old_files_are_listed_and_told(copy):
     """To mend it: measure, `make figures`, and take out of OLD what is no longer shown or old."""
     assert old_of(write_pages(copy)) == sorted(OLD)
-    results = Results(copy)
-    assert results.speed in figures.SPEED.findall((ROOT / "docs" / "log.md").read_text())
     for page, text in pages(copy).items():
         for mark in figures.MARK.finditer(text):
             old = [name for name in OLD if f"{name}.json" in mark[0]]
@@ -126,8 +124,7 @@ def test_old_files_are_listed_and_told(copy):
 
 
 def test_a_later_change_of_speed_makes_all_files_old(copy):
-    log = copy / "docs" / "log.md"
-    log.write_text(log.read_text() + "\nSpeed: fedcba9, 2099-01-01T00:00:00Z\n")
+    (copy / "docs" / "log" / "2099-01-01.md").write_text("Speed: fedcba9, 2099-01-01T00:00:00Z\n")
     timed = {file.name for sheet in write_pages(copy) if sheet.timed for file in sheet.shown}
     old = old_of(write_pages(copy))
     assert set(old) == timed > set(OLD)
@@ -167,8 +164,8 @@ def test_what_cannot_be_written_is_told(copy):
     (copy / "README.md").write_text("<!-- figures: nothing -->\n<!-- /figures -->")
     with pytest.raises(SystemExit, match="README.md.*'nothing'"):
         figures.page(Results(ROOT), "README.md", (copy / "README.md").read_text())
-    (copy / "docs" / "log.md").write_text("# Log")
-    with pytest.raises(SystemExit, match="docs/log.md has no line"):
+    shutil.rmtree(copy / "docs" / "log")
+    with pytest.raises(SystemExit, match="docs/log/ has a line"):
         print(Results(copy).speed)
 
 

@@ -10,7 +10,6 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).parents[1]
-_OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)\)")  # a link that leaves docs/
 _PICTURE = re.compile(r'\b(src|srcset)="([^"]+)"')  # of <picture>: MkDocs leaves HTML as it is
 _PLACE = "repository"  # their folder in the site
 
@@ -18,8 +17,9 @@ _PLACE = "repository"  # their folder in the site
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the first page and what is linked outside docs/."""
     files.append(File.generated(config, "index.md", content=_first_page()))
-    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")] + [_first_page()]
-    for linked in sorted({name for text in texts for name in _OUTSIDE.findall(text)}):
+    pages = {path.relative_to(ROOT / "docs").as_posix(): path.read_text() for path in (ROOT / "docs").rglob("*.md")}
+    pages["index.md"] = _first_page()
+    for linked in sorted({name for uri, text in pages.items() for name in _outside(uri).findall(text)}):
         path = ROOT / linked
         files.append(File.generated(config, _address(linked), content=path.read_bytes()))
     return files
@@ -32,7 +32,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             raise PluginError(f"{page.file.src_uri} shows a picture that is not in docs/: {picture[2]}")
         return f'{picture[1]}="{get_relative_url(file.url, page.url)}"'
 
-    return _PICTURE.sub(address, _OUTSIDE.sub(lambda link: f"]({_address(link[1])})", markdown))
+    uri = page.file.src_uri
+    up = "../" * uri.count("/")
+    return _PICTURE.sub(address, _outside(uri).sub(lambda link: f"]({up}{_address(link[1])})", markdown))
+
+
+def _outside(uri: str) -> re.Pattern:
+    """Finds the links of a page, by its path in docs/, that leave docs/."""
+    up = re.escape("../" * (uri.count("/") + 1))
+    return re.compile(rf"\]\({up}((?!\.\./)[^)#\s]+)\)")
 
 
 def _first_page() -> str:

@@ -4,8 +4,8 @@
 
 Between `<!-- figures: NAME -->` and `<!-- /figures -->` stands the table or chart NAME of figure_tables.py. A cell
 shows the newest file of its card that has it, and "–" if none has. Below a table stand its files with their commits;
-letters tell cells of different files apart. A file is old if its commit is older than the newest `Speed:` line of
-docs/log.md. What compares us with others never shows an old file.
+letters tell cells of different files apart. A file is old if its commit is older than the newest `Speed:` line in
+docs/log/. What compares us with others never shows an old file.
 """
 
 import json
@@ -73,9 +73,10 @@ class Results:
     @cached_property
     def speed(self) -> tuple[str, str]:
         """Commit and time of the last change of speed."""
-        lines = SPEED.findall((self.root / "docs" / "log.md").read_text(encoding="utf-8"))
+        days = (path.read_text(encoding="utf-8") for path in (self.root / "docs" / "log").glob("*.md"))
+        lines = [line for text in days for line in SPEED.findall(text)]
         if not lines:
-            raise SystemExit('docs/log.md has no line "Speed: COMMIT, TIME"')
+            raise SystemExit('no file of docs/log/ has a line "Speed: COMMIT, TIME"')
         return max(lines, key=lambda line: line[1])
 
     def is_old(self, file: File) -> bool:

@@ -78,8 +78,8 @@ class Launcher {
     p_.eos_id = static_cast<int>(settings.at("eos_id"));
     p_.first_suppressed_id = static_cast<int>(settings.at("first_suppressed_id"));
     p_.min_frames = static_cast<int>(settings.at("min_frames"));
-    // Measured on an H100 and an H200 (docs/log.md, 2026-11-26): wider matrices want more on the way, those of E4M3
-    // half as much and less often; so do launches of 16 columns. Fewer blocks ask for as much together.
+    // Measured on an H100 and an H200 (docs/log/2026-11-26.md#first-frame-starts): wider matrices want more on the way,
+    // those of E4M3 half as much and less often; so do launches of 16 columns. Fewer blocks ask for as much together.
     const int blocks = 128 / qmk::kBlocks, wide = static_cast<int>(hidden_) / 512;
     p_.talker_pace = {std::max(2, qmk::kFp8Talker ? wide / 2 : wide) * blocks,
                       cycles_between_copies(device_.index(), 1.4)};
@@ -272,7 +272,7 @@ class Launcher {
   }
   // Of 15 stages of the predictor's weights, which every frame reads 15 times, those that stay in L2. All where they
   // fit. Else 40 % of L2, a fifth of the weights at most: more slowed an H200's frame down (2 of 15 are best in bf16,
-  // 3 in E4M3; docs/log.md, 2026-11-26).
+  // 3 in E4M3; docs/log/2026-11-26.md#first-frame-starts).
   static int pinned_stages(int device, double bytes) {
     int l2 = 0;
     check_cuda(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device));

@@ -1,6 +1,6 @@
 // A convolution's tile by `wgmma`, which Hopper has: four warps multiply [64 rows][N columns] straight from shared
 // memory, 1.3 to 1.6 times as fast as warp by warp. The products and the order of the sums are those of
-// `convolve_kernel`, and so are the bits (docs/log.md, 2026-11-23).
+// `convolve_kernel`, and so are the bits (docs/log/2026-11-23.md#vocoder-pushes-hold).
 #pragma once
 #include "convolution.cuh"
 #include "launch.cuh"

@@ -1,7 +1,7 @@
 """How many threads PyTorch computes with on a CPU: measured when a model is loaded.
 
 More threads help a large model. They slow down a small one, above all beside other busy processes, because every
-operator waits for the slowest thread. The demo voice on two cores: docs/log.md, 2026-11-22.
+operator waits for the slowest thread. The demo voice on two cores: docs/log/2026-11-22.md#first-five-minutes.
 """
 
 import statistics

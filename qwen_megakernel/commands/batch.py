@@ -46,7 +46,7 @@ _WRITERS, _BACKLOG = 8, 16
 """Threads that encode and write files. The next one gets files only while those before it have so many each: with a
 slow disk, or a format that takes long. Two compete with the engine's thread more than one: on 2 cores with a simulated
 GPU as fast as the demo voice's, a batch made 760 and 731 seconds of audio a second with one writer, 704 and 591 with
-two (docs/log.md, 2026-11-24)."""
+two (docs/log/2026-11-24.md#batch-runs-thread)."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ COUNTED = ("utterances", "frames", *ENDS, *RUNAWAYS, "retries", "busy", "timed_o
 
 _SUSTAINED = 0.9
 """Share of the measured throughput that is given to live listeners. The rest covers prefill and bursts. An H200 then
-takes 190 listeners; 200 at once on average heard no gap (docs/log.md, 2026-11-21)."""
+takes 190 listeners; 200 at once on average heard no gap (docs/log/2026-11-21.md#many-callers-h200)."""
 
 
 class Admission:

@@ -173,9 +173,9 @@ class EngineCore:
     @contextlib.contextmanager
     def in_turn(self, text: str | None) -> Iterator[None]:
         """A context for callers that build prompts, one after the other. The loop then competes with one of them for
-        the interpreter, not with all: the least lead of 256 callers at once was 55 ms instead of 25 (docs/log.md,
-        2026-11-23). A long text waits for nobody and keeps nobody waiting. After `_LONGEST_WAIT_S` a caller goes on
-        anyway: a signal handler may have interrupted the one whose turn it is."""
+        the interpreter, not with all: the least lead of 256 callers at once was 55 ms instead of 25
+        (docs/log/2026-11-23.md#vocoder-pushes-hold). A long text waits for nobody and keeps nobody waiting. After
+        `_LONGEST_WAIT_S` a caller goes on anyway: a signal handler may have interrupted the one whose turn it is."""
         short = text is None or len(text) <= _SHORT_TEXT
         mine = short and self._building.acquire(timeout=_LONGEST_WAIT_S)
         try:

@@ -28,7 +28,8 @@ LETTER_FRAMES = 0.875
 """Frames that a Latin letter takes: 0.07 s, blanks included. English speech has 12 to 16 letters a second."""
 HELD_TIMES, HELD_SLACK = 0.85, 25
 """Speech is held back if it takes longer than `HELD_TIMES` what its text should plus `HELD_SLACK` frames (2 s). The
-demo voice takes 0.8 to 1.4 times what a sentence should, 2 times for a single letter (docs/log.md, 2026-11-23)."""
+demo voice takes 0.8 to 1.4 times what a sentence should, 2 times for a single letter
+(docs/log/2026-11-23.md#speech-goes-long)."""
 BABBLE_TIMES, BABBLE_AT_LIMIT, BABBLE_SLACK = 4, 2, 62
 """Speech is babble if it takes longer than `BABBLE_TIMES` what its text should plus `BABBLE_SLACK` frames (5 s). At the
 frame limit, where it is cut anyway, `BABBLE_AT_LIMIT` times are enough."""

@@ -11,19 +11,21 @@ from qwen_megakernel.engine.sequence import SpeechSequence, State
 
 NEW_AT_ONCE = 8
 """The most sequences that are prefilled between two launches. A prompt takes 1 ms on an H200, so 8 delay a frame by
-8 ms, a tenth of its 80 ms. 64 callers at once then hear no gap (docs/log.md, 2026-11-21)."""
+8 ms, a tenth of its 80 ms. 64 callers at once then hear no gap (docs/log/2026-11-21.md#many-callers-pretended)."""
 
 AHEAD_S = 0.25
 """A sequence whose lead is this much larger than that of those being computed waits for them. On a simulated H200 this
-lowers p95 TTFC at 10 requests a second from 7.5 to 5.1 ms and costs no throughput (docs/log.md, 2026-11-21)."""
+lowers p95 TTFC at 10 requests a second from 7.5 to 5.1 ms and costs no throughput
+(docs/log/2026-11-21.md#many-callers-pretended)."""
 
 HURRY_S = 0.07
 """A listener with less audio left than this does not wait, and only one new prompt comes before it. With 50 ms, 15
-of 64 callers at once heard a gap; with 70 ms none did (docs/log.md, 2026-11-21)."""
+of 64 callers at once heard a gap; with 70 ms none did (docs/log/2026-11-21.md#many-callers-pretended)."""
 
 ENOUGH_FRAMES = 64
 """Frames that do not wait for a larger push. Every push takes 0.4 ms besides its frames on an H200. On a simulated
-one, 64 always open get 349, 365, 371 and 374 seconds of audio a second with 1, 32, 48 and 64 (docs/log.md, 2026-11-23).
+one, 64 always open get 349, 365, 371 and 374 seconds of audio a second with 1, 32, 48 and 64
+(docs/log/2026-11-23.md#vocoder-pushes-hold).
 """
 
 _FIRST_FRAME_S = 0.005
@@ -80,7 +82,8 @@ class Scheduler:
 
     def _better_wait(self, ready: list[SpeechSequence], computed: list[SpeechSequence], now: float) -> bool:
         """Would a launch delay computed sequences whose listeners run out much sooner? Or is there time to join them?
-        Two halves that take turns need twice as long as one launch of all (docs/log.md, 2026-11-22)."""
+        Two halves that take turns need twice as long as one launch of all
+        (docs/log/2026-11-22.md#streams-launched-together)."""
         first = ready[0].due_at(self.frame_s)
         if first > min(s.due_at(self.frame_s) for s in computed) + AHEAD_S:
             return True

@@ -26,7 +26,7 @@ NO_SLOT = -1
 
 LONG_CHUNK = 16
 """Frames; a longer chunk gets no priority beyond its first 16, two full chunks of the default schedule. Without this
-limit a caller who asked for 10**7 frames came before everybody (docs/log.md, 2026-11-21)."""
+limit a caller who asked for 10**7 frames came before everybody (docs/log/2026-11-21.md#many-callers-h200)."""
 
 
 class State(Enum):
@@ -176,7 +176,7 @@ class SpeechSequence:
     @property
     def one_by_one(self) -> bool:
         """Do its frames go one by one? An effect's cuts depend on the samples' last bits: other chunks would leave out
-        other pitch periods (docs/log.md, 2026-11-22)."""
+        other pitch periods (docs/log/2026-11-22.md#speech-another-speed)."""
         return bool(self.output.effects) and not self.steady
 
     def vocoder_due(self, short: bool) -> bool:

@@ -18,7 +18,8 @@ WINDOW_S = 0.002  # seconds over which the level is judged
 # In such windows:
 LASTING, WITHIN = 7, 10
 """Speech is above `SILENCE` for 14 ms of 20. The bursts of p, t and k may be shorter, but breath follows them. Of 200
-utterances of the demo voice all then begin within 20 ms of where their level says so (docs/log.md, 2026-11-26)."""
+utterances of the demo voice all then begin within 20 ms of where their level says so
+(docs/log/2026-11-27.md#first-minute-typed)."""
 _JOINED = 8  # silent ones in a row end a sound; fewer are between the pulses of a creaking voice
 _REACH = 5  # softer sound than `SILENCE` belongs to the speech it touches, if samples in it are above
 _AT_ONCE, _WARM_UP = 2, 25

@@ -148,7 +148,7 @@ class _OneRowLayer:
     """A layer's weights, as `OneRow` reads them: matrices are PyTorch's, norms numpy's.
 
     Small matrices that multiply the same row are joined, and stored by columns: their product then takes a fifth to two
-    fifths less time (docs/log.md, 2026-11-26)."""
+    fifths less time (docs/log/2026-11-26.md#demo-voice-vocoder)."""
 
     def __init__(self, w: Mapping[str, Tensor], heads: int, kv_heads: int):
         self.input_norm, self.mlp_norm = w["input_layernorm"].numpy(), w["post_attention_layernorm"].numpy()

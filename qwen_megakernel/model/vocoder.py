@@ -120,7 +120,8 @@ class TorchVocoder:
         # SnakeBeta's factors, each [channels, 1]
         self._snake = {n: tuple(f[:, None].to(self._dtype) for f in fs) for n, fs in make_snakes(self._w).items()}
         self._w = {name: tensor.to(self._dtype) for name, tensor in self._w.items()}
-        # On a CPU a matrix product is faster than PyTorch's transposed convolution (docs/log.md, 2026-11-26).
+        # On a CPU a matrix product is faster than PyTorch's transposed convolution
+        # (docs/log/2026-11-26.md#demo-voice-vocoder).
         self._products = self._device.type == "cpu"
         if self._products:
             strides = {f"upsample.{i}.0.conv": ratio for i, ratio in enumerate(config.upsampling_ratios)}

@@ -13,7 +13,7 @@ uvicorn has a limit on the number of connections and on a kept-alive one's silen
     pings and pongs                                   `control_frames` a second; one pong waits to be sent
 
 uvicorn with httptools has half the latency of its h11, and of hypercorn and granian, which have such limits of their
-own in part (docs/log.md).
+own in part (docs/log/2026-11-25.md#attacks-server-uvicorn).
 
 uvicorn promises none of the names that are overridden here. So pyproject.toml admits one minor version of it, and
 tests/test_connections.py looks whether each name is there. To admit the next one: raise both bounds, run that test,

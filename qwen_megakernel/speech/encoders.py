@@ -167,7 +167,7 @@ class _Sink(io.BytesIO):
 
 class _Pcm:
     """PCM16, with or without WAV's header. libsndfile would make the same WAV in 20 steps. Each step gives other
-    threads a turn, of which a batch has many (docs/log.md, 2026-11-24)."""
+    threads a turn, of which a batch has many (docs/log/2026-11-24.md#batch-runs-thread)."""
 
     def __init__(self, target: Target, wav_rate: int | None):
         """

@@ -1,7 +1,7 @@
 """Jobs: generators that wait for utterances and the like. One event loop, in a thread of its own, runs them all.
 
 A thread for each would compete with the engine's thread for the interpreter. On an H200, `batch` then made 78 to 82 %
-of what the engine makes alone (docs/log.md, 2026-11-24).
+of what the engine makes alone (docs/log/2026-11-24.md#batch-runs-thread).
 """
 
 import asyncio

@@ -43,7 +43,8 @@ _MARKS = dict.fromkeys(",;:\u2014\u2013\uff0c\u3001\uff1b\uff1a", _COMMA)
 _MARKS |= dict.fromkeys(".!?\u2026\u3002\uff01\uff1f", _END)
 _CLINGING = "\"'\u201d\u2019\u00bb)]*_"  # what may stand behind a mark
 # How unlikely something is, as a negative logarithm: by the mark, that speech pauses there, and that it goes on. The
-# demo voice paused behind all sentences, half of the commas, and 6 % of other words (docs/log.md, 2026-11-26).
+# demo voice paused behind all sentences, half of the commas, and 6 % of other words
+# (docs/log/2026-11-27.md#first-minute-typed).
 _PAUSES_AT = (2.8, 0.7, 0.0)
 _GOES_ON_AT = (0.06, 0.7, 4.0)
 _SHORT_PAUSE_S, _SHORT_AT_END = 0.2, 3.0  # between its sentences were at least 0.33 s

@@ -34,7 +34,8 @@ class Clear(NamedTuple):
 _FOREIGN = 0.7  # of all languages, another one is so probable
 SURE, LIKELY = Clear(0.5, 2.0), Clear(0.3, 1.25)
 """At a sentence's end, and where no more text comes. Of 120 short sentences in six languages the first finds 98, one of
-them wrongly, the second 106 and three. Of two languages, the first finds 92 % (docs/log.md, 2026-11-26)."""
+them wrongly, the second 106 and three. Of two languages, the first finds 92 %
+(docs/log/2026-11-27.md#first-minute-typed)."""
 LONGEST_WAIT = 120  # characters of spoken text that are held back at most
 _MOST_SEEN = 2000  # characters that are looked at; the statistics take 4 ms for them
 
