@@ -341,10 +341,6 @@ class TTSEngine:
             sequence.input.pieces = PromptPieces(self._prompts, sequence.request.conditioning, self.max_positions)
         self._core.admission.admit(sequence)
 
-    def check(self, **options: Unpack[RequestOptions]) -> None:
-        """Could a text be spoken like this? Raises RequestError: as `submit` would."""
-        self.request(**options)
-
     def turn(self, request: SpeechRequest, reading: Reading | None = None) -> Turn:
         """What cuts a text that comes in pieces into parts that fit a slot. With `max_frames` it cuts at pauses alone.
 

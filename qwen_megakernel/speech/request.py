@@ -9,13 +9,7 @@ from typing import Any
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import CHUNK_SCHEDULE
 from qwen_megakernel.engine.input import Request
-from qwen_megakernel.errors import (
-    InstructError,
-    RequestError,
-    SpeakerError,
-    TextError,
-    VoiceError,
-)
+from qwen_megakernel.errors import InstructError, RequestError, SpeakerError, TextError, VoiceError
 from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.edges import FADE_S
 from qwen_megakernel.model.prompt import PromptBuilder
