@@ -19,6 +19,7 @@ from qwen_megakernel.checkpoint.fp8 import name_of
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.core import EngineCore
+from qwen_megakernel.engine.input import Request
 from qwen_megakernel.engine.memory import Need, memory_of, told_of_memory
 from qwen_megakernel.engine.options import EngineArguments, EngineOptions
 from qwen_megakernel.engine.sequence import SpeechSequence
@@ -26,7 +27,7 @@ from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
 from qwen_megakernel.engine.warm_up import first_words, sustained
 from qwen_megakernel.errors import BackendError, RequestError, TextError, TextTooLongError
-from qwen_megakernel.model.prompt import Prompt, PromptBuilder
+from qwen_megakernel.model.prompt import Prompt, PromptBuilder, Tokens
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.recording import RefAudio
 from qwen_megakernel.model.text import TextTokenizer
@@ -324,17 +325,15 @@ class TTSEngine:
         sequence.add_text(text)
         tokens = self._prompts.tokens(text)
         sequence.stopwatch.mark("tokenise")
-        request = sequence.request
-        with self._core.in_order():
-            prompt = self._prompts.build(
-                tokens,
-                request.conditioning,
-                non_streaming_mode=request.non_streaming_mode,
-                max_positions=self.max_positions,
-            )
+        prompt = self._prompt(tokens, sequence.request)
         sequence.stopwatch.mark("prompt")
         self._core.admission.admit(sequence)
         self._core.hand_over(sequence, prompt, text_complete=True)
+
+    def _prompt(self, tokens: Tokens | str, request: Request) -> Prompt:
+        layout, most = request.non_streaming_mode, self.max_positions
+        with self._core.in_order():
+            return self._prompts.build(tokens, request.conditioning, non_streaming_mode=layout, max_positions=most)
 
     def _begin_pieces(self, sequence: SpeechSequence) -> None:
         with self._core.in_order():
@@ -387,13 +386,7 @@ class TTSEngine:
         Raises RequestError, EngineClosed: as `submit` would."""
         self._core.admission.check_open()
         request = self.request(**options)
-        with self._core.in_order():
-            return self._prompts.build(
-                spoken_text(request.front_end, _whole(text)).text,
-                request.conditioning,
-                non_streaming_mode=request.non_streaming_mode,
-                max_positions=self.max_positions,
-            )
+        return self._prompt(spoken_text(request.front_end, _whole(text)).text, request)
 
     def create_voice(
         self, ref_audio: RefAudio | list[RefAudio], ref_text: str | None | list[str | None] = None, *, trim: bool = True

@@ -28,7 +28,7 @@ class Work(Protocol):
     def cancel(self) -> object: ...
 
 
-Begin = Callable[[Callable[[], object]], Work]
+Begin = Callable[[Callable[[], Any]], Work]
 """Begins some work. It is given what to call once the work has ended, from any thread. If beginning or the work raises
 EngineBusy, because others have the engine's slots, the work is begun again a moment later."""
 

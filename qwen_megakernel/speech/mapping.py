@@ -103,7 +103,8 @@ def say(engine: Speaker, text: str | SpokenText, request: SpeechRequest) -> Job[
     Raises:
         TTSError: as `TTSEngine.begin` and `Utterance.result`, but for EngineBusy.
     """
-    audio, attempts = (yield partial(_begin, engine, text, request)), 1
+    attempts = 1
+    audio: Audio = yield partial(_begin, engine, text, request)
     while following := next_attempt(request, audio):
         engine.count_retry()
         request, attempts = following, attempts + 1

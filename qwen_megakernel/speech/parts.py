@@ -30,18 +30,12 @@ CUT = ("length", "cancelled")
 
 @dataclass
 class _Part:
-    """A part of the text that is said later.
+    """A part of the text that is said later."""
 
-    Attributes:
-        spoken: the part, if the text came whole; else `text` is the part so far.
-        pause_s: seconds of silence between this part and the one before.
-        ended: no more text of it will come.
-    """
-
-    text: str = ""
-    pause_s: float = 0.0
-    ended: bool = False
-    spoken: SpokenText | None = None
+    text: str = ""  # so far, of text that comes in pieces
+    pause_s: float = 0.0  # seconds of silence between this part and the one before
+    ended: bool = False  # no more text of it will come
+    spoken: SpokenText | None = None  # the part, if the text came whole
 
     @property
     def has_text(self) -> bool:

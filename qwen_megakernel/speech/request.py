@@ -29,23 +29,14 @@ _DRAWN = ("temperature", "top_k", "top_p", "repetition_penalty", "seed")
 
 @dataclass(frozen=True)
 class SpeechRequest(Request):
-    """What a session speaks a text by: the engine's request, and what concerns the text.
+    """What a session speaks a text by: the engine's request, and what concerns the text."""
 
-    Attributes:
-        front_end: makes spoken text of written text.
-        normalizes: the front end may leave words out.
-        lenient: a language model wrote the text.
-        retries: how often at most speech that ends badly is said again.
-        whole: the caller wants the layout that needs the whole text.
-        capped: the caller says how long speech may be, so reaching that is no error.
-    """
-
-    front_end: TextFrontEnd
-    normalizes: bool
-    lenient: bool
-    retries: int
-    whole: bool
-    capped: bool
+    front_end: TextFrontEnd  # makes spoken text of written text
+    normalizes: bool  # the front end may leave words out
+    lenient: bool  # a language model wrote the text
+    retries: int  # how often at most speech that ends badly is said again
+    whole: bool  # the caller wants the layout that needs the whole text
+    capped: bool  # the caller says how long speech may be, so reaching that is no error
 
     def around(self, text: SpokenText) -> "SpeechRequest":
         """This request with the silence around a text. The speech's own silence next to a pause is cut, so that the

@@ -39,13 +39,6 @@ _BLOCK_S = 2.0  # seconds of one `Sound` at most: to encode and send it takes an
 _WORDS_AT_ONCE = 64  # characters; more would hold the event loop for over 5 ms at worst
 
 
-class _Sign(Enum):
-    """What else than chunks comes out."""
-
-    PART_ENDS = 0
-    WORD_ENDS = 1  # the writer is slow, so the last word is a whole one
-
-
 class Flush(Enum):
     """Among pieces of text: speak what is held back because the next character could change it."""
 
@@ -95,7 +88,8 @@ class SpeechSession:
             silence = reading.silence if reading and request.normalizes else request.silence()
             self._words = WordTimes(rate, request.speed, silence)
         self._words_at_end = words_at_end
-        self._items: asyncio.Queue[Chunk | _Sign] = asyncio.Queue()
+        # Chunks. None: the part has ended. FLUSH: the writer is slow, so the last word is a whole one.
+        self._items: asyncio.Queue[Chunk | Flush | None] = asyncio.Queue()
         self._ending: asyncio.Task[None] | None = None  # the loop keeps only weak references to tasks
         self._feeding: asyncio.Task[None] | None = None
         self._refused: Exception | None = None  # why the text could not go on
@@ -162,16 +156,16 @@ class SpeechSession:
     def _receive(self, chunk: Chunk | None) -> None:
         """Called by the engine's thread. None: the current part has ended."""
         try:
-            self._loop.call_soon_threadsafe(self._arrive, chunk or _Sign.PART_ENDS)
+            self._loop.call_soon_threadsafe(self._arrive, chunk)
         except RuntimeError:  # the loop is closed, so no task waits for chunks
             self.cancel()
 
-    def _arrive(self, item: Chunk | _Sign) -> None:
-        if isinstance(item, Chunk):
+    def _arrive(self, chunk: Chunk | None) -> None:
+        if chunk:
             if self._request.retries:  # it is heard once all of it is good
                 return
-            self._stalls.made(len(item.samples) / item.sample_rate)
-        self._items.put_nowait(item)
+            self._stalls.made(len(chunk.samples) / chunk.sample_rate)
+        self._items.put_nowait(chunk)
 
     @property
     def begun(self) -> bool:
@@ -243,7 +237,7 @@ class SpeechSession:
 
     async def _next_piece(self, pieces: AsyncGenerator[str | Flush, None], within_s: float) -> str | Flush | None:
         """The next piece, or None at the end. If it is long in coming, the word before it is a whole one."""
-        word_ends = self._loop.call_later(STALL_S, self._items.put_nowait, _Sign.WORD_ENDS) if self._words else None
+        word_ends = self._loop.call_later(STALL_S, self._items.put_nowait, FLUSH) if self._words else None
         try:
             async with asyncio.timeout(within_s):
                 return await anext(pieces, None)
@@ -337,7 +331,7 @@ class SpeechSession:
                 if isinstance(item, Chunk):
                     async for sound in self._sounds(item.samples, item.sample_rate):
                         yield sound
-                elif item is _Sign.WORD_ENDS:
+                elif item is FLUSH:
                     if self._words:
                         self._words.flush()
                 else:

@@ -243,18 +243,12 @@ def _write(path: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a build on its card, for models of one size.
-
-    Attributes:
-        key: what a verdict holds for; None: the size is not known, or the frame kernel has no such size.
-        record: ours of the card.
-        verdict: the self-check's.
-    """
+    """What is known of a build on its card, for models of one size."""
 
     build: Build
-    key: Key | None
-    record: Record | None
-    verdict: Verdict | None
+    key: Key | None  # what a verdict holds for; None: the size is not known, or the frame kernel has no such size
+    record: Record | None  # ours of the card
+    verdict: Verdict | None  # the self-check's
 
     @classmethod
     def of(cls, build: Build, size: str | None) -> "Evidence":
