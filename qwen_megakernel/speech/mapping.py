@@ -103,13 +103,12 @@ def say(engine: Speaker, text: str | SpokenText, request: SpeechRequest) -> Job[
     Raises:
         TTSError: as `TTSEngine.begin` and `Utterance.result`, but for EngineBusy.
     """
-    attempts = 1
     audio: Audio = yield partial(_begin, engine, text, request)
     while following := next_attempt(request, audio):
         engine.count_retry()
-        request, attempts = following, attempts + 1
+        request = following
         audio = yield partial(_begin, engine, text, request)
-    return replace(audio, attempts=attempts)
+    return replace(audio, attempts=request.attempt)
 
 
 def _begin(engine: Speaker, text: str | SpokenText, request: SpeechRequest, ended: Callable[[], None]) -> Utterance:

@@ -37,6 +37,7 @@ class SpeechRequest(Request):
     retries: int  # how often at most speech that ends badly is said again
     whole: bool  # the caller wants the layout that needs the whole text
     capped: bool  # the caller says how long speech may be, so reaching that is no error
+    attempt: int = 1  # which one this is: the first, or one after speech that ended badly
 
     def around(self, text: SpokenText) -> "SpeechRequest":
         """This request with the silence around a text. The speech's own silence next to a pause is cut, so that the
@@ -173,11 +174,8 @@ class RequestChecker:
         except TextError as error:  # its type would blame the text
             raise InstructError(str(error)) from None
         if instruct and not self._config.honours_instruct:
-            log.warning(
-                "instruct is ignored: this checkpoint (%s, %s) does not take it",
-                self._config.variant,
-                self._config.size,
-            )
+            checkpoint = f"{self._config.variant}, {self._config.size}"
+            log.warning("instruct is ignored: this checkpoint (%s) does not take it", checkpoint)
             return None
         return instruct
 

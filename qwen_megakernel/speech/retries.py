@@ -19,19 +19,15 @@ def next_attempt(request: SpeechRequest, audio: Audio) -> SpeechRequest | None:
     if not request.retries or not ended_badly(audio):
         return None
     sampling = replace(request.sampling, seed=(audio.seed + 1) % 2**63)
-    return replace(request, sampling=sampling, retries=request.retries - 1)
+    return replace(request, sampling=sampling, retries=request.retries - 1, attempt=request.attempt + 1)
 
 
 def say_well(say: Callable[[SpeechRequest], Audio], request: SpeechRequest, retried: Callable[[], None]) -> Audio:
-    """Say it until it ends well or no retry is left. Returns the last attempt.
-
-    Args:
-        say: speaks a request.
-        retried: called before each attempt but the first.
-    """
-    audio, attempts = say(request), 1
+    """The last attempt: speech that has ended well, or for which no retry is left. `say`: speaks a request. `retried`:
+    called before each attempt but the first."""
+    audio = say(request)
     while following := next_attempt(request, audio):
         retried()
-        request, attempts = following, attempts + 1
+        request = following
         audio = say(request)
-    return replace(audio, attempts=attempts)
+    return replace(audio, attempts=request.attempt)

@@ -264,7 +264,7 @@ class SpeechSession:
             await self._begin_part(self._parts.repeat)
             return None, None
         if not self._cancelled and (request := self._parts.next_attempt(audio)):
-            self._most_attempts = max(self._most_attempts, 1 + self._request.retries - request.retries)
+            self._most_attempts = max(self._most_attempts, request.attempt)
             self._engine.count_retry()
             await self._begin_part(self._parts.repeat, request)
             return None, None
