@@ -19,7 +19,6 @@ from qwen_megakernel.speech.options import idle, read_options, table
 from spoken_text.cutting import check_unicode
 from spoken_text.finder import Conversation
 from spoken_text.front_end import Reading, TextFrontEnd
-from spoken_text.normalize import Silence
 from spoken_text.spoken_text import SpokenText
 
 log = logging.getLogger(__name__)
@@ -70,10 +69,6 @@ class SpeechRequest(Request):
     def in_conversation(self, conversation: Conversation) -> "SpeechRequest":
         """This request for the next text of a caller."""
         return replace(self, front_end=self.front_end.in_conversation(conversation))
-
-    def silence(self) -> Silence | None:
-        """Tells which words of a new text are left out; None: none."""
-        return Silence() if self.normalizes else None
 
 
 def check_begun(request: object, reading: object = None) -> None:

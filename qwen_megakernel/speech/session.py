@@ -31,6 +31,7 @@ from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.stall_watch import StallWatch
 from qwen_megakernel.speech.words import SpeechRate, WordTimes
 from spoken_text.front_end import Reading
+from spoken_text.normalize import Silence
 from spoken_text.sentence import STALL_S
 from spoken_text.spoken_text import SpokenText
 
@@ -85,8 +86,8 @@ class SpeechSession:
         self._loop = asyncio.get_running_loop()
         self._words: WordTimes | None = None
         if rate:
-            silence = reading.silence if reading and request.normalizes else request.silence()
-            self._words = WordTimes(rate, request.speed, silence)
+            silence = reading.silence if reading else Silence()
+            self._words = WordTimes(rate, request.speed, silence if request.normalizes else None)
         self._words_at_end = words_at_end
         # Chunks. None: the part has ended. FLUSH: the writer is slow, so the last word is a whole one.
         self._items: asyncio.Queue[Chunk | Flush | None] = asyncio.Queue()
