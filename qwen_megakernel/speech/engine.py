@@ -72,15 +72,16 @@ class TTSEngine:
         """
         options, config = options or EngineOptions(), checkpoint.config
         tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
-        self._options = options
         self._checkpoint = checkpoint
         self.config = config
         self.model = model
         self._backend = backend.name
         self.variant = config.variant
-        self._need = Need.of(config, backend.dtype, backend.fp8, options)
-        with told_of_memory(model, backend.device, self._need, options):
+        need = Need.of(config, backend.dtype, backend.fp8, options)
+        self._told_of_memory = partial(told_of_memory, model, backend.device, need, options)
+        with self._told_of_memory():
             loaded = backend.load(options.max_streams, options.max_positions)
+            spare = backend.spare() if options.fallback else None
             self._prompts = PromptBuilder(config, tokenizer, loaded.embeddings, kept_voices=options.kept_voices)
         self._requests = RequestChecker(checkpoint, self._prompts, allow_foreign_voice=options.allow_foreign_voice)
         self.speakers = self._prompts.speakers
@@ -94,7 +95,6 @@ class TTSEngine:
         self.threads = loaded.cpu.threads if loaded.cpu else None
         self._width = loaded.decoder.width
         self._voice_encoder = VoiceEncoder(checkpoint)
-        spare = backend.spare() if options.fallback else None
         self._has_spare = spare is not None
         self._core = EngineCore(
             loaded,
@@ -130,14 +130,14 @@ class TTSEngine:
             options = replace(options, fallback="torch")
         engine = cls(str(model), plan.checkpoint, plan, options)
         if plan.device.type == "cuda":
-            engine._warm_up(plan.device)
+            engine._warm_up()
         return engine
 
-    def _warm_up(self, device: torch.device) -> None:
+    def _warm_up(self) -> None:
         """Say a short utterance, so that the first caller does not pay for what is made at first use. Keep no trace."""
         request: dict[str, Any] = {"voice": self.placeholder_voice(), "runaway_guard": False}
         try:
-            with told_of_memory(self.model, device, self._need, self._options), contextlib.suppress(TextTooLongError):
+            with self._told_of_memory(), contextlib.suppress(TextTooLongError):
                 first_words(self.generate, request, again=self._has_spare)  # too long for the smallest slots
                 if self._width > 1:
                     at_once = min(self._core.slots, 3 * self._width)
