@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 
 
 def end_at_interrupt(at_once: bool) -> None:
@@ -25,12 +26,9 @@ def _end(*_args: object) -> None:
 
 def main() -> int:
     end_at_interrupt(True)
-    from qwen_megakernel.cli import function_of, parse, rules_of, run
+    from qwen_megakernel import cli
 
-    args = parse()
-    function = function_of(args)
-    end_at_interrupt(False)
-    return run(args, function, rules_of(args))
+    return cli.main(imported=partial(end_at_interrupt, False))
 
 
 if __name__ == "__main__":

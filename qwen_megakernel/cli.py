@@ -47,9 +47,13 @@ class _Printable(logging.Formatter):
         return shown(super().format(record), keep="\n\t")
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, imported: Callable[[], None] = lambda: None) -> int:
+    """Run a command line; None: the process's. `imported`: called once the command's code is there. Returns the
+    process's exit code."""
     args = parse(argv)
-    return run(args, function_of(args), rules_of(args))
+    function = function_of(args)
+    imported()
+    return run(args, function, RULES.get(args.run.partition(":")[2], ()))
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -60,11 +64,6 @@ def function_of(args: argparse.Namespace) -> Callable[[argparse.Namespace], int]
     """What runs the command. To import it takes seconds."""
     module, _, name = args.run.partition(":")
     return getattr(import_module(f"qwen_megakernel.commands.{module}"), name)
-
-
-def rules_of(args: argparse.Namespace) -> Sequence[Idle]:
-    """When options of the command would change nothing."""
-    return RULES.get(args.run.partition(":")[2], ())
 
 
 def run(args: argparse.Namespace, function: Callable[[argparse.Namespace], int], rules: Sequence[Idle]) -> int:
@@ -91,8 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qwen-megakernel", description="Speak with Qwen3-TTS.")
     parser.add_argument("--version", action="version", version=f"qwen-megakernel {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
-    speaking = (_add_speak, _add_batch, _add_voices, _add_serve, _add_wyoming)
-    for add in (*speaking, _add_verify, _add_quantize, _add_merge, _add_synthetic, _add_build, _add_bench, _add_doctor):
+    for add in (_add_speak, _add_batch, _add_voices, _add_serve, _add_wyoming, _add_tools):
         add(commands)
     for command in commands.choices.values():
         command.add_argument("-v", "--verbose", action="store_true", help="log more, such as what takes memory")
@@ -174,7 +172,8 @@ def _add_wyoming(commands: argparse._SubParsersAction) -> None:
     add("--allow-network", action="store_true", help=trust)
 
 
-def _add_verify(commands: argparse._SubParsersAction) -> None:
+def _add_tools(commands: argparse._SubParsersAction) -> None:
+    """Add what checks, makes and measures."""
     about = "compare a checkpoint's speech with the reference, by numbers and by ear"
     add = add_command(commands, "verify", "tools:verify", about, " (docs/verification.md)").add_argument
     add("--model", required=True, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r}")
@@ -187,30 +186,18 @@ def _add_verify(commands: argparse._SubParsersAction) -> None:
     add("--ref-audio", metavar="PATH", help="recording of the voice to clone (Base); default: a synthetic sound")
     add("--ref-text", help="what the recording says; with it in-context cloning is compared too")
 
-
-def _add_build(commands: argparse._SubParsersAction) -> None:
-    about = "compile the kernel for this machine's GPU, so that the first use does not wait"
-    add = add_command(commands, "build", "tools:build", about).add_argument
-    add("--weights", type=weights_of, default="bf16", help=f"{WEIGHTS_CHOICES}: each is a build of its own")
-
-
-def _add_quantize(commands: argparse._SubParsersAction) -> None:
     about = "make a checkpoint with FP8 weights from one in bf16 (docs/fp8.md)"
     add = add_command(commands, "quantize", "tools:quantize", about).add_argument
     add("model", help=f"folder, hub id, or {DEMO!r}")
     add("output", type=Path, help="new folder to write")
     add("--weights", type=weights_of, default="fp8", help=f"{WEIGHTS_CHOICES}; default: %(default)s")
 
-
-def _add_merge(commands: argparse._SubParsersAction) -> None:
     about = "make a checkpoint from one and its LoRA adapters (docs/voices.md)"
     add = add_command(commands, "merge", "tools:merge", about).add_argument
     add("model", help=f"folder, hub id, or {DEMO!r}")
     add("adapters", nargs="+", metavar="adapter", help="folder that PEFT has saved")
     add("output", type=Path, help="new folder to write")
 
-
-def _add_synthetic(commands: argparse._SubParsersAction) -> None:
     about = "make a checkpoint with random weights, to try every step without a download; what it says is noise"
     add = add_command(commands, "synthetic", "tools:synthetic", about, " (docs/voices.md)").add_argument
     add("output", type=Path, help="new folder to write")
@@ -219,8 +206,10 @@ def _add_synthetic(commands: argparse._SubParsersAction) -> None:
     add("--size", choices=SYNTHETIC_SIZES, default="tiny", help=about)
     add("--seed", type=an_integer, default=0, help="of the weights; default: %(default)s")
 
+    about = "compile the kernel for this machine's GPU, so that the first use does not wait"
+    add = add_command(commands, "build", "tools:build", about).add_argument
+    add("--weights", type=weights_of, default="bf16", help=f"{WEIGHTS_CHOICES}: each is a build of its own")
 
-def _add_bench(commands: argparse._SubParsersAction) -> None:
     about = "measure the speed on this machine, beside the floor that its memory sets; takes minutes"
     add = add_command(commands, "bench", "tools:bench", about).add_argument
     add("--model", help="folder or hub id; default: random weights on a GPU, else the demo voice")
@@ -229,8 +218,6 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     add("--weights", type=weights_of, help=WEIGHTS_HELP)
     add("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
 
-
-def _add_doctor(commands: argparse._SubParsersAction) -> None:
     about = "tell what this machine can do, and what is known about the kernel on it"
     add = add_command(commands, "doctor", "tools:doctor", about).add_argument
     add("--json", action="store_true", help="print JSON, to report an issue")

@@ -177,6 +177,7 @@ def test_no_such_number_of_threads(threads):
         TTSEngine.load("./nowhere", device="cpu", threads=threads)  # before a checkpoint is looked for
 
 
-def test_threads_are_a_cpus():
+def test_threads_are_a_cpus(machine):
+    machine((9, 0), 132, "NVIDIA H200")
     with pytest.raises(BackendError, match="threads"):
-        select.check_threads(2, torch.device("cuda"))
+        TTSEngine.load("./nowhere", device="cuda", threads=2)

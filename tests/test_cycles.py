@@ -22,13 +22,12 @@ from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat.remote_session import RemoteSession
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
-from qwen_megakernel.speech.parts_in_turn import PartsInTurn
 from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.speech.stall_watch import StallWatch
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
 SEQUENCE = (SpeechSequence, Output, Result)
-SESSION = (SpeechSession, PartsInTurn, StallWatch)
+SESSION = (SpeechSession, StallWatch)
 OURS = (Utterance, *SEQUENCE, Chunk, *SESSION, AudioContext, RemoteSession)
 LONG = "Hello there, how are you today? " * 4
 

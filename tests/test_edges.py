@@ -239,7 +239,7 @@ WRONG += [
 @pytest.mark.parametrize("wrong, told", WRONG)
 def test_an_unknown_trim_and_an_impossible_silence_are_refused(engine, wrong, told):
     with pytest.raises(RequestError, match=told):
-        engine.check(**wrong)
+        engine.request(**wrong)
 
 
 # ---------------------------------------------------------------- an engine

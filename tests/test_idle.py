@@ -105,8 +105,8 @@ def test_an_engine_warns_once_and_its_prompt_is_of_what_is_spoken(server, caplog
     engine = server.service.engine
     engine._requests._told_idle.clear()
     for _ in range(2):
-        engine.check(silence_s=0.1)
-        engine.check(silence_s=0.1, trim="both")
+        engine.request(silence_s=0.1)
+        engine.request(silence_s=0.1, trim="both")
     assert [record.getMessage() for record in caplog.records] == [
         "silence_s changes nothing without trim: give both, or leave silence_s out"
     ]

@@ -274,8 +274,9 @@ def test_dropping_it_does_not_wait():
     dropped, in_time = threading.Event(), []
 
     class Slow(Waits):
-        def result(self):
+        def cancel(self):
             in_time.append(dropped.wait(5.0))
+            super().cancel()
 
     def job(work):
         return (yield work.begin)

@@ -503,7 +503,7 @@ def test_two_faults_in_service_void_the_verdict_and_pytorch_takes_over_if_it_may
 def test_a_kernel_that_faults_at_load_gives_way_at_load(tiny):
     with probed(tiny("custom_voice"), max_streams=2, fallback="torch", wrap=OnTrial) as engine:
         fail(engine.probes.decoder, "collect", FAULT, times=9)
-        engine._warm_up(CPU)
+        engine._warm_up()
         assert engine.backend == "torch" and engine.probes.voided == 1
 
 

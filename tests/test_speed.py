@@ -239,7 +239,7 @@ def test_a_speed_that_cannot_be_is_refused_with_the_range(own_engine, speed):
     with pytest.raises(RequestError, match=r"speed .*0\.25 to 4") as refused:
         own_engine.submit(TEXT, speed=speed)
     assert len(str(refused.value)) < 150
-    for call in (own_engine.check, lambda **request: own_engine.pieces(TEXT, **request)):
+    for call in (own_engine.request, lambda **request: own_engine.pieces(TEXT, **request)):
         with pytest.raises(RequestError, match="speed"):
             call(speed=speed)
     assert own_engine.health()["streams"] == 0
@@ -247,7 +247,7 @@ def test_a_speed_that_cannot_be_is_refused_with_the_range(own_engine, speed):
 
 @pytest.mark.parametrize("speed", [0.25, 4, 1, np.float32(1.5), np.int64(2)])
 def test_numbers_of_any_kind_are_speeds(own_engine, speed):
-    own_engine.check(speed=speed)
+    own_engine.request(speed=speed)
 
 
 # ---------------------------------------------------------------- words

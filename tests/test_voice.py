@@ -590,7 +590,7 @@ def test_a_foreign_voice_is_told_once(tiny, base_voice, caplog):
     model = tiny("custom_voice", size="tiny-adapter", eos_gain=0.0)
     with TTSEngine.load(model, device="cpu", max_streams=1, allow_foreign_voice=True) as engine:
         for _ in range(2):
-            engine.check(voice=base_voice)
+            engine.request(voice=base_voice)
     assert caplog.text.count("The reference implementation does not do that, and we have not listened to it") == 1
 
 

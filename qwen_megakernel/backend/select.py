@@ -24,8 +24,6 @@ from qwen_megakernel.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
-MAX_THREADS = 256
-
 
 def select_device(device: str | torch.device | None) -> torch.device:
     """The device to run on; None takes a CUDA GPU if there is one. Raises BackendError: there is no such device."""
@@ -41,16 +39,6 @@ def select_device(device: str | torch.device | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BackendError(f"device {device} was asked for, but the last is cuda:{torch.cuda.device_count() - 1}")
     return device
-
-
-def check_threads(threads: int | None, device: torch.device) -> None:
-    """Raises BackendError for a number of CPU threads that no engine on this device can have."""
-    if threads is None:
-        return
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
-        raise BackendError(f"threads must be an integer in 1..{MAX_THREADS}, got {threads!r}")
-    if device.type != "cpu":
-        raise BackendError(f"threads is for a CPU, but the device is {device}: leave threads out")
 
 
 @dataclass(frozen=True)

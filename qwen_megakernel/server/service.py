@@ -194,7 +194,7 @@ class EngineService:
         """
         voices = list(self.saved_voices.by_name.values())
         for voice in voices:
-            self.engine.check(voice=voice)
+            self.engine.request(voice=voice)
         finder.load(Candidates.of(self.engine.languages))  # any client may ask for it
         warm_up(self.engine, voices[0] if voices else None)
 

@@ -96,7 +96,7 @@ def encoder(
         tags: "title", "artist", "album" and "track", for files other than WAV; "language", for `MPEG4`.
     """
     if name in _FFMPEG:
-        return _Ffmpeg(target, rate, chapters, tags, *_FFMPEG[name])
+        return _Ffmpeg(name, target, rate, chapters, tags)
     if name in ("pcm", "wav", ".wav"):
         return _Pcm(target, None if name == "pcm" else rate)
     kind, coding = FORMATS[".flac" if name == "flac" else name]
@@ -194,18 +194,11 @@ class _Ffmpeg:
     """A format that FFmpeg encodes."""
 
     def __init__(
-        self,
-        target: Target,
-        rate: int,
-        chapters: Sequence[tuple[int, str]],
-        tags: Mapping[str, str],
-        muxer: str,
-        codec: _Codec,
-        bits: int,
-        options: dict[str, str],
+        self, name: str, target: Target, rate: int, chapters: Sequence[tuple[int, str]], tags: Mapping[str, str]
     ):
         import av  # imported here, because it loads FFmpeg, which other formats do not need
 
+        muxer, codec, bits, options = _FFMPEG[name]
         self._new_frame = av.AudioFrame.from_ndarray
         self._container = av.open(target, "w", format=muxer, options=options)
         self._stream = self._container.add_stream(codec, rate=rate, layout="mono")

@@ -19,6 +19,7 @@ from qwen_megakernel.checkpoint.fp8 import name_of
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.core import EngineCore
+from qwen_megakernel.engine.input import Request
 from qwen_megakernel.engine.memory import Need, memory_of, told_of_memory
 from qwen_megakernel.engine.options import EngineArguments, EngineOptions
 from qwen_megakernel.engine.sequence import SpeechSequence
@@ -26,7 +27,7 @@ from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
 from qwen_megakernel.engine.warm_up import first_words, sustained
 from qwen_megakernel.errors import BackendError, RequestError, TextError, TextTooLongError
-from qwen_megakernel.model.prompt import Prompt, PromptBuilder
+from qwen_megakernel.model.prompt import Prompt, PromptBuilder, Tokens
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.recording import RefAudio
 from qwen_megakernel.model.text import TextTokenizer
@@ -71,15 +72,16 @@ class TTSEngine:
         """
         options, config = options or EngineOptions(), checkpoint.config
         tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
-        self._options = options
         self._checkpoint = checkpoint
         self.config = config
         self.model = model
         self._backend = backend.name
         self.variant = config.variant
-        self._need = Need.of(config, backend.dtype, backend.fp8, options)
-        with told_of_memory(model, backend.device, self._need, options):
+        need = Need.of(config, backend.dtype, backend.fp8, options)
+        self._told_of_memory = partial(told_of_memory, model, backend.device, need, options)
+        with self._told_of_memory():
             loaded = backend.load(options.max_streams, options.max_positions)
+            spare = backend.spare() if options.fallback else None
             self._prompts = PromptBuilder(config, tokenizer, loaded.embeddings, kept_voices=options.kept_voices)
         self._requests = RequestChecker(checkpoint, self._prompts, allow_foreign_voice=options.allow_foreign_voice)
         self.speakers = self._prompts.speakers
@@ -93,7 +95,6 @@ class TTSEngine:
         self.threads = loaded.cpu.threads if loaded.cpu else None
         self._width = loaded.decoder.width
         self._voice_encoder = VoiceEncoder(checkpoint)
-        spare = backend.spare() if options.fallback else None
         self._has_spare = spare is not None
         self._core = EngineCore(
             loaded,
@@ -129,14 +130,14 @@ class TTSEngine:
             options = replace(options, fallback="torch")
         engine = cls(str(model), plan.checkpoint, plan, options)
         if plan.device.type == "cuda":
-            engine._warm_up(plan.device)
+            engine._warm_up()
         return engine
 
-    def _warm_up(self, device: torch.device) -> None:
+    def _warm_up(self) -> None:
         """Say a short utterance, so that the first caller does not pay for what is made at first use. Keep no trace."""
         request: dict[str, Any] = {"voice": self.placeholder_voice(), "runaway_guard": False}
         try:
-            with told_of_memory(self.model, device, self._need, self._options), contextlib.suppress(TextTooLongError):
+            with self._told_of_memory(), contextlib.suppress(TextTooLongError):
                 first_words(self.generate, request, again=self._has_spare)  # too long for the smallest slots
                 if self._width > 1:
                     at_once = min(self._core.slots, 3 * self._width)
@@ -324,26 +325,20 @@ class TTSEngine:
         sequence.add_text(text)
         tokens = self._prompts.tokens(text)
         sequence.stopwatch.mark("tokenise")
-        request = sequence.request
-        with self._core.in_order():
-            prompt = self._prompts.build(
-                tokens,
-                request.conditioning,
-                non_streaming_mode=request.non_streaming_mode,
-                max_positions=self.max_positions,
-            )
+        prompt = self._prompt(tokens, sequence.request)
         sequence.stopwatch.mark("prompt")
         self._core.admission.admit(sequence)
         self._core.hand_over(sequence, prompt, text_complete=True)
+
+    def _prompt(self, tokens: Tokens | str, request: Request) -> Prompt:
+        layout, most = request.non_streaming_mode, self.max_positions
+        with self._core.in_order():
+            return self._prompts.build(tokens, request.conditioning, non_streaming_mode=layout, max_positions=most)
 
     def _begin_pieces(self, sequence: SpeechSequence) -> None:
         with self._core.in_order():
             sequence.input.pieces = PromptPieces(self._prompts, sequence.request.conditioning, self.max_positions)
         self._core.admission.admit(sequence)
-
-    def check(self, **options: Unpack[RequestOptions]) -> None:
-        """Could a text be spoken like this? Raises RequestError: as `submit` would."""
-        self.request(**options)
 
     def turn(self, request: SpeechRequest, reading: Reading | None = None) -> Turn:
         """What cuts a text that comes in pieces into parts that fit a slot. With `max_frames` it cuts at pauses alone.
@@ -391,13 +386,7 @@ class TTSEngine:
         Raises RequestError, EngineClosed: as `submit` would."""
         self._core.admission.check_open()
         request = self.request(**options)
-        with self._core.in_order():
-            return self._prompts.build(
-                spoken_text(request.front_end, _whole(text)).text,
-                request.conditioning,
-                non_streaming_mode=request.non_streaming_mode,
-                max_positions=self.max_positions,
-            )
+        return self._prompt(spoken_text(request.front_end, _whole(text)).text, request)
 
     def create_voice(
         self, ref_audio: RefAudio | list[RefAudio], ref_text: str | None | list[str | None] = None, *, trim: bool = True

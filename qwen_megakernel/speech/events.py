@@ -35,24 +35,15 @@ class Words:
 
 @dataclass(frozen=True)
 class Ended:
-    """Everything was made.
+    """Everything was made."""
 
-    Attributes:
-        finish_reason: as `Audio` has it.
-        seconds: of audio.
-        compute_s: seconds that making it took.
-        attempts: how often a part was said at most.
-        cut: why the rest of the text was not spoken; None: it was, or the caller had said how long speech may be.
-        audio: all of it, if this process made it.
-    """
-
-    finish_reason: str
-    seconds: float
-    compute_s: float
+    finish_reason: str  # as `Audio` has it
+    seconds: float  # of audio
+    compute_s: float  # seconds that making it took
     seed: int
-    attempts: int = 1
-    cut: str | None = None
-    audio: Audio | None = None
+    attempts: int = 1  # how often a part was said at most
+    cut: str | None = None  # why text was left unspoken; None: none was, or the caller had said how long speech may be
+    audio: Audio | None = None  # all of it, if this process made it
 
 
 Event = Began | Sound | Words | Ended

@@ -1,14 +1,14 @@
-"""Jobs: generators that wait for utterances and the like. One thread runs them all.
+"""Jobs: generators that wait for utterances and the like. One event loop, in a thread of its own, runs them all.
 
 A thread for each would compete with the engine's thread for the interpreter. On an H200, `batch` then made 78 to 82 %
 of what the engine makes alone (docs/log/2026-11-24.md#batch-runs-thread).
 """
 
+import asyncio
 import contextlib
 import os
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -28,7 +28,7 @@ class Work(Protocol):
     def cancel(self) -> object: ...
 
 
-Begin = Callable[[Callable[[], None]], Work]
+Begin = Callable[[Callable[[], Any]], Work]
 """Begins some work. It is given what to call once the work has ended, from any thread. If beginning or the work raises
 EngineBusy, because others have the engine's slots, the work is begun again a moment later."""
 
@@ -37,109 +37,38 @@ Job = Generator[Begin, Any, Result]
 """It yields a `Begin` and is sent the work's result, or is thrown its error; then again. It returns its own result."""
 
 
-class _Open:
-    """A job that has not ended."""
+async def _run(job: Job[Result], room: asyncio.Semaphore) -> Result:
+    """Run a job once there is room for it."""
+    async with room:
+        step = partial(job.send, None)
+        while True:
+            try:
+                begin = step()
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            try:
+                step = partial(job.send, await _result_of(begin))
+            except Exception as error:
+                step = partial(job.throw, error)
 
-    def __init__(self, job: Job[Any]):
-        self.job = job
-        self.future: Future[Any] = Future()
-        self.begin: Begin | None = None  # of what it waits for
-        self.work: Work | None = None
-        self.attempt: object = None  # to begin it
 
-
-class JobRunner:
-    """Runs jobs in a thread of its own."""
-
-    def __init__(self, at_once: int):
-        """
-        Args:
-            at_once: the most jobs that are open; others wait.
-        """
-        self._at_once = at_once
-        self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # The thread's own:
-        self._waiting: deque[_Open] = deque()
-        self._open: set[_Open] = set()
-        self._refused: list[_Open] = []  # the engine had no place for what they began
-        self._thread = threading.Thread(target=self._run, name="qwen_megakernel map", daemon=True)
-        self._thread.start()
-
-    def add(self, job: Job[Result]) -> "Future[Result]":
-        """Run a job. From any thread."""
-        one = _Open(job)
-        self._news.put(partial(self._waiting.append, one))
-        return one.future
-
-    def close(self, wait: bool = True) -> None:
-        """Cancel what jobs wait for, and wait until that has ended. Their futures are never done."""
-        self._news.put(None)
-        if wait:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while (news := self._next()) is not None:
-            news()
-            while self._waiting and len(self._open) < self._at_once:
-                one = self._waiting.popleft()
-                self._open.add(one)
-                self._go_on(one, partial(one.job.send, None))
-        works = [one.work for one in self._open if one.work]
-        for work in works:
-            work.cancel()
-        for work in works:
-            with contextlib.suppress(Exception):  # nobody wants to know
-                work.result()
-
-    def _next(self) -> Callable[[], None] | None:
+async def _result_of(begin: Begin) -> Any:
+    """The result of some work. If this task is cancelled, the work is too, and its end is waited for."""
+    post = asyncio.get_running_loop().call_soon_threadsafe
+    while True:
+        ended = asyncio.Event()
         try:
-            return self._news.get(timeout=_BUSY_S if self._refused else None)
-        except queue.Empty:
-            return self._begin_refused
-
-    def _begin_refused(self) -> None:
-        refused, self._refused = self._refused, []
-        for one in refused:
-            self._begin(one)
-
-    def _go_on(self, one: _Open, step: Callable[[], Begin]) -> None:
-        one.begin = one.work = one.attempt = None
-        try:
-            one.begin = step()
-        except StopIteration as end:
-            self._open.remove(one)
-            one.future.set_result(end.value)
-        except BaseException as error:
-            self._open.remove(one)
-            one.future.set_exception(error)
-        else:
-            self._begin(one)
-
-    def _begin(self, one: _Open) -> None:
-        one.attempt = object()
-        ended = returns_at_once(partial(self._news.put, partial(self._ended, one, one.attempt)))
-        try:
-            assert one.begin
-            one.work = one.begin(ended)
-        except EngineBusy:
-            self._refused.append(one)
-        except BaseException as error:
-            self._go_on(one, partial(one.job.throw, error))
-
-    def _ended(self, one: _Open, attempt: object) -> None:
-        """What a job waits for has ended."""
-        if one.attempt is not attempt:  # beginning it failed, so the job went on already
-            return
-        try:
-            assert one.work
-            result = one.work.result()
-        except EngineBusy:  # it has waited too long for a slot
-            one.work = None
-            self._refused.append(one)
-        except BaseException as error:
-            self._go_on(one, partial(one.job.throw, error))
-        else:
-            self._go_on(one, partial(one.job.send, result))
+            work = begin(returns_at_once(partial(post, ended.set)))
+            try:
+                await ended.wait()
+            except asyncio.CancelledError:
+                work.cancel()
+                await ended.wait()
+                raise
+            return work.result()
+        except EngineBusy:  # there was no slot, or the work has waited too long for one
+            await asyncio.sleep(_BUSY_S)
 
 
 class JobResults(Iterator[Result]):
@@ -156,8 +85,11 @@ class JobResults(Iterator[Result]):
             ordered: results come in the jobs' order; otherwise as they are made.
         """
         self._process = os.getpid()
-        self._runner = JobRunner(at_once)
-        self._results = _results(iter(jobs), self._runner, 2 * at_once, ordered)
+        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = runner.get_loop()
+        self._thread = threading.Thread(target=_run_loop, args=(runner,), name="qwen_megakernel map", daemon=True)
+        self._thread.start()
+        self._results = _results(iter(jobs), self._loop, at_once, ordered)
 
     def __next__(self) -> Result:
         """
@@ -176,27 +108,36 @@ class JobResults(Iterator[Result]):
     def close(self) -> None:
         """Cancel what is open, and wait until that has ended. No more results come."""
         self._results.close()
-        self._runner.close()
+        self._stop()
+        self._thread.join()
 
-    def __del__(self) -> None:
-        # The garbage collector may call this in the engine's own thread, which the jobs wait for.
-        self._runner.close(wait=False)
+    def _stop(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    __del__ = _stop  # it does not wait: the collector may call it in the engine's own thread, which the jobs wait for
+
+
+def _run_loop(runner: asyncio.Runner) -> None:
+    with runner:  # which cancels at its end what is open
+        runner.get_loop().run_forever()
 
 
 def _results(
-    left: Iterator[Job[Result]], runner: JobRunner, ahead: int, ordered: bool
+    left: Iterator[Job[Result]], loop: asyncio.AbstractEventLoop, at_once: int, ordered: bool
 ) -> Generator[Result, None, None]:
+    room = asyncio.Semaphore(at_once)
     done: queue.SimpleQueue[Future[Result]] = queue.SimpleQueue()
     taken: list[Future[Result]] = []  # whose results were not, in the jobs' order
     more = True
     while True:
-        while more and len(taken) < ahead:
+        while more and len(taken) < 2 * at_once:
             try:
                 job = next(left)
             except StopIteration:
                 more = False
                 break
-            future = runner.add(job)
+            future = asyncio.run_coroutine_threadsafe(_run(job, room), loop)
             taken.append(future)
             if not ordered:
                 future.add_done_callback(done.put)

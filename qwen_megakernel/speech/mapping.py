@@ -2,7 +2,7 @@
 
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, Unpack, cast
 
@@ -12,7 +12,7 @@ from qwen_megakernel.errors import EngineClosed, RequestError, TextError, TTSErr
 from qwen_megakernel.speech.jobs import Job, JobResults
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
-from qwen_megakernel.speech.retries import attempts
+from qwen_megakernel.speech.retries import next_attempt
 from spoken_text.spoken_text import SpokenText
 
 
@@ -103,15 +103,12 @@ def say(engine: Speaker, text: str | SpokenText, request: SpeechRequest) -> Job[
     Raises:
         TTSError: as `TTSEngine.begin` and `Utterance.result`, but for EngineBusy.
     """
-    asked = attempts(request, engine.count_retry)
-    request = next(asked)
-    while True:
+    audio: Audio = yield partial(_begin, engine, text, request)
+    while following := next_attempt(request, audio):
+        engine.count_retry()
+        request = following
         audio = yield partial(_begin, engine, text, request)
-        try:
-            request = asked.send(audio)
-        except StopIteration as end:
-            whole: Audio = end.value
-            return whole
+    return replace(audio, attempts=request.attempt)
 
 
 def _begin(engine: Speaker, text: str | SpokenText, request: SpeechRequest, ended: Callable[[], None]) -> Utterance:

@@ -84,37 +84,24 @@ def _load_lexicon(path: str) -> Any:
 
 @dataclass(frozen=True)
 class Option:
-    """Attributes:
-    typed: the line of help for a command line, where values are written otherwise.
-    file: the same for commands that take a file's path.
-    default: what None stands for, if it is not the checkpoint's.
-    least, most: the range of a number, in `unit`.
-    choices: the values of a string.
-    check: takes a value and its name, returns the checked value; None: the type, range and choices say what is right.
-    error: what a wrong value raises.
-    names: entrance -> the option's name there, if it has another.
-    without: entrance -> why it does not take the option.
-    needs: an option without which, or with its default, this one changes nothing.
-    words: a command line's words for the values.
-    load: on a command line the option names a file, or is written in a way of its own: makes the value of it.
-    name, kinds: `RequestOptions`' name and types.
-    """
+    """What an option is, besides its name, its types and what it says."""
 
-    default: Any = None
-    least: float | None = None
+    default: Any = None  # what None stands for, if it is not the checkpoint's
+    least: float | None = None  # the range of a number, in `unit`
     most: float | None = None
     unit: str = ""
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()  # the values of a string
+    # Takes a value and its name, returns the checked value. None: the type, range and choices say what is right.
     check: Callable[[Any, str], Any] | None = None
-    error: type[RequestError] = RequestError
-    names: Mapping[str, str] = field(default_factory=dict)
-    without: Mapping[str, str] = field(default_factory=dict)
-    needs: str = ""
-    words: Mapping[str, Any] = field(default_factory=dict)
-    load: Callable[[str], Any] | None = None
-    typed: str = ""
-    file: str = ""
-    name: str = ""
+    error: type[RequestError] = RequestError  # what a wrong value raises
+    names: Mapping[str, str] = field(default_factory=dict)  # entrance -> the option's name there, if it has another
+    without: Mapping[str, str] = field(default_factory=dict)  # entrance -> why it does not take the option
+    needs: str = ""  # an option without which, or with its default, this one changes nothing
+    words: Mapping[str, Any] = field(default_factory=dict)  # a command line's words for the values
+    load: Callable[[str], Any] | None = None  # on a command line: makes the value of a file's name or a list
+    typed: str = ""  # the line of help for a command line, where values are written otherwise
+    file: str = ""  # the same for commands that take a file's path
+    name: str = ""  # `RequestOptions`' name and types
     kinds: tuple[type, ...] = ()
 
     @property

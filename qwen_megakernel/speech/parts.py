@@ -8,7 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from qwen_megakernel.engine.audio import Audio, Chunk
@@ -18,6 +18,7 @@ from qwen_megakernel.model.edges import silent_end_s
 from qwen_megakernel.model.turn_text import Turn
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.request import SpeechRequest
+from qwen_megakernel.speech.retries import next_attempt
 from spoken_text.cutting import check_unicode
 from spoken_text.front_end import Reading
 from spoken_text.pauses import Pause
@@ -29,18 +30,12 @@ CUT = ("length", "cancelled")
 
 @dataclass
 class _Part:
-    """A part of the text that is said later.
+    """A part of the text that is said later."""
 
-    Attributes:
-        spoken: the part, if the text came whole; else `text` is the part so far.
-        pause_s: seconds of silence between this part and the one before.
-        ended: no more text of it will come.
-    """
-
-    text: str = ""
-    pause_s: float = 0.0
-    ended: bool = False
-    spoken: SpokenText | None = None
+    text: str = ""  # so far, of text that comes in pieces
+    pause_s: float = 0.0  # seconds of silence between this part and the one before
+    ended: bool = False  # no more text of it will come
+    spoken: SpokenText | None = None  # the part, if the text came whole
 
     @property
     def has_text(self) -> bool:
@@ -75,6 +70,7 @@ class Parts:
         self._turn: Turn | None = None  # of text that comes in pieces
         self._later: deque[_Part] = deque()
         self._current: SpokenText | None = None  # the current part, if its text came whole
+        self._asked = request  # how the current part is said
         self._cancelled = False
         self.complete = True
         self.blank = False
@@ -89,7 +85,7 @@ class Parts:
             self.begin_next(None)
             return
         if ended and not self._reading and (whole := self._one_part(opening)):
-            self._say(whole)
+            self._start(whole, self._request)
             return
         self._turn = self._engine.turn(self._request, self._reading)
         self.complete = False
@@ -112,11 +108,8 @@ class Parts:
         whole = "".join(texts)
         return SpokenText(whole) if whole.strip() else None
 
-    def _say(self, text: SpokenText, seed: int | None = None) -> None:
-        self._current = text
-        self._start(text, self._request if seed is None else self._request.with_seed(seed))
-
     def _start(self, text: SpokenText | None, request: SpeechRequest) -> Utterance:
+        self._current, self._asked = text, request
         receive = self._receive()
         assert receive, "who calls this has it"
         self.utterance = self._engine.begin(text, request, receive, partial(receive, None))
@@ -173,13 +166,15 @@ class Parts:
             elif self._later and not self._later[-1].text.strip():
                 self._later[-1].pause_s += part.seconds
             else:
-                self._end_part()
-                self._later.append(_Part(pause_s=part.seconds))
+                self._pause(part.seconds)
 
-    def _end_part(self) -> None:
+    def _pause(self, seconds: float) -> None:
+        """End the last part, and append one behind a pause."""
         assert self.utterance
-        if self._later:
-            self._later[-1].ended = True
+        last = self._later[-1] if self._later else None
+        self._later.append(_Part(pause_s=seconds))  # first: once the current part ends, the loop asks what follows
+        if last:
+            last.ended = True
         elif self.blank:  # a pause comes first: this utterance has nothing to say
             self.utterance.cancel()
         else:
@@ -217,25 +212,25 @@ class Parts:
         """Begin the next part. `before`: the part before it. It can be called again if the engine was busy."""
         part = self._later[0]
         if part.spoken:
-            self._say(part.spoken)
+            self._start(part.spoken, self._request)
         else:
             silent_s = silent_end_s(before.samples, before.sample_rate) if before else 0.0
             pause_s = max(0.0, part.pause_s - silent_s)
-            utterance = self._start(None, self._request.behind(pause_s) if pause_s else self._request)
+            utterance = self._start(None, replace(self._request, before_s=pause_s or self._request.before_s))
             self.blank = False
             utterance.push_text(part.text)
             if part.ended:
                 utterance.end_text()
         self._later.popleft()
 
-    def can_repeat(self) -> bool:
-        """The current part's text came whole."""
-        return self._current is not None
+    def next_attempt(self, audio: Audio) -> SpeechRequest | None:
+        """How to say the current part again after `audio`. None: it ended well, no retry is left, or its text came in
+        pieces."""
+        return next_attempt(self._asked, audio) if self._current else None
 
-    def repeat(self, seed: int | None = None) -> None:
-        """Say the current part again. `seed`: another one than the request's."""
-        if self._current:
-            self._say(self._current, seed)
+    def repeat(self, request: SpeechRequest | None = None) -> None:
+        """Say the current part again. `request`: how; None: as before."""
+        self._start(self._current, request or self._asked)
 
     def cancel(self) -> None:
         """Stop before the next frame. Any thread may call it, at any time."""

@@ -9,13 +9,7 @@ from typing import Any
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import CHUNK_SCHEDULE
 from qwen_megakernel.engine.input import Request
-from qwen_megakernel.errors import (
-    InstructError,
-    RequestError,
-    SpeakerError,
-    TextError,
-    VoiceError,
-)
+from qwen_megakernel.errors import InstructError, RequestError, SpeakerError, TextError, VoiceError
 from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.edges import FADE_S
 from qwen_megakernel.model.prompt import PromptBuilder
@@ -25,7 +19,6 @@ from qwen_megakernel.speech.options import idle, read_options, table
 from spoken_text.cutting import check_unicode
 from spoken_text.finder import Conversation
 from spoken_text.front_end import Reading, TextFrontEnd
-from spoken_text.normalize import Silence
 from spoken_text.spoken_text import SpokenText
 
 log = logging.getLogger(__name__)
@@ -35,23 +28,15 @@ _DRAWN = ("temperature", "top_k", "top_p", "repetition_penalty", "seed")
 
 @dataclass(frozen=True)
 class SpeechRequest(Request):
-    """What a session speaks a text by: the engine's request, and what concerns the text.
+    """What a session speaks a text by: the engine's request, and what concerns the text."""
 
-    Attributes:
-        front_end: makes spoken text of written text.
-        normalizes: the front end may leave words out.
-        lenient: a language model wrote the text.
-        retries: how often at most speech that ends badly is said again.
-        whole: the caller wants the layout that needs the whole text.
-        capped: the caller says how long speech may be, so reaching that is no error.
-    """
-
-    front_end: TextFrontEnd
-    normalizes: bool
-    lenient: bool
-    retries: int
-    whole: bool
-    capped: bool
+    front_end: TextFrontEnd  # makes spoken text of written text
+    normalizes: bool  # the front end may leave words out
+    lenient: bool  # a language model wrote the text
+    retries: int  # how often at most speech that ends badly is said again
+    whole: bool  # the caller wants the layout that needs the whole text
+    capped: bool  # the caller says how long speech may be, so reaching that is no error
+    attempt: int = 1  # which one this is: the first, or one after speech that ended badly
 
     def around(self, text: SpokenText) -> "SpeechRequest":
         """This request with the silence around a text. The speech's own silence next to a pause is cut, so that the
@@ -84,17 +69,6 @@ class SpeechRequest(Request):
     def in_conversation(self, conversation: Conversation) -> "SpeechRequest":
         """This request for the next text of a caller."""
         return replace(self, front_end=self.front_end.in_conversation(conversation))
-
-    def behind(self, pause_s: float) -> "SpeechRequest":
-        """This request behind seconds of silence."""
-        return replace(self, before_s=pause_s)
-
-    def with_seed(self, seed: int) -> "SpeechRequest":
-        return replace(self, sampling=replace(self.sampling, seed=seed))
-
-    def silence(self) -> Silence | None:
-        """Tells which words of a new text are left out; None: none."""
-        return Silence() if self.normalizes else None
 
 
 def check_begun(request: object, reading: object = None) -> None:
@@ -195,11 +169,8 @@ class RequestChecker:
         except TextError as error:  # its type would blame the text
             raise InstructError(str(error)) from None
         if instruct and not self._config.honours_instruct:
-            log.warning(
-                "instruct is ignored: this checkpoint (%s, %s) does not take it",
-                self._config.variant,
-                self._config.size,
-            )
+            checkpoint = f"{self._config.variant}, {self._config.size}"
+            log.warning("instruct is ignored: this checkpoint (%s) does not take it", checkpoint)
             return None
         return instruct
 

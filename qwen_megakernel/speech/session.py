@@ -1,10 +1,10 @@
 """SpeechSession: text in, events out, for an event loop. The server and the local Pipecat service speak through it.
 
-    event loop ── begin, push_text, flush, end_text ──► executor (parts_in_turn.py) ──► engine
+    event loop ── begin, push_text, flush, end_text ──► executor (parts.py) ──► engine
     event loop ◄── call_soon_threadsafe ◄── the engine's thread
 
 The calls into the engine compute (they tokenise text and build the prompt), so they run in an executor. A part of the
-text begins once the one before it is made (parts.py), long before that one has been heard.
+text begins once the one before it is made, long before that one has been heard.
 
 Without more text a part cannot go on, so a writer that stalls behind a sentence would cut it. When the listener has
 nearly heard what was made (stall_watch.py), the part is therefore ended, and said to its end. What comes later is a new
@@ -13,36 +13,31 @@ part.
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 
 import numpy as np
 
-from qwen_megakernel.engine.audio import Audio, Chunk
+from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.callbacks import returns_at_once
-from qwen_megakernel.errors import NoWordsError, RequestError, TextEndedError, TTSError
+from qwen_megakernel.errors import EngineBusy, NoWordsError, RequestError, TextEndedError, TTSError
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.events import Began, Ended, Event, Sound, Words
 from qwen_megakernel.speech.parts import CUT, Parts
-from qwen_megakernel.speech.parts_in_turn import PartsInTurn
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.stall_watch import StallWatch
 from qwen_megakernel.speech.words import SpeechRate, WordTimes
 from spoken_text.front_end import Reading
+from spoken_text.normalize import Silence
 from spoken_text.sentence import STALL_S
 from spoken_text.spoken_text import SpokenText
 
+_BUSY_S = 0.25  # a patient session tries again after this time if all slots are taken
 _BLOCK_S = 2.0  # seconds of one `Sound` at most: to encode and send it takes an event loop some milliseconds
 _WORDS_AT_ONCE = 64  # characters; more would hold the event loop for over 5 ms at worst
-
-
-class _Sign(Enum):
-    """What else than chunks comes out."""
-
-    PART_ENDS = 0
-    WORD_ENDS = 1  # the writer is slow, so the last word is a whole one
 
 
 class Flush(Enum):
@@ -85,21 +80,28 @@ class SpeechSession:
             patient: wait for a slot, however long it takes. Only for text that is whole.
         """
         self._engine = engine
+        self._executor = executor
         self._request = request
+        self._patient = patient
         self._loop = asyncio.get_running_loop()
         self._words: WordTimes | None = None
         if rate:
-            silence = reading.silence if reading and request.normalizes else request.silence()
-            self._words = WordTimes(rate, request.speed, silence)
+            silence = reading.silence if reading else Silence()
+            self._words = WordTimes(rate, request.speed, silence if request.normalizes else None)
         self._words_at_end = words_at_end
-        self._items: asyncio.Queue[Chunk | _Sign] = asyncio.Queue()
+        # Chunks. None: the part has ended. FLUSH: the writer is slow, so the last word is a whole one.
+        self._items: asyncio.Queue[Chunk | Flush | None] = asyncio.Queue()
         self._ending: asyncio.Task[None] | None = None  # the loop keeps only weak references to tasks
         self._feeding: asyncio.Task[None] | None = None
         self._refused: Exception | None = None  # why the text could not go on
         self._wordless: NoWordsError | None = None  # the text came whole and has nothing to speak
         self._stalls = StallWatch(self._loop, weakref.WeakMethod(self._stalled))
         self._parts = Parts(engine, request, reading, weakref.WeakMethod(self._receive))
-        self._in_turn = PartsInTurn(engine, executor, request, self._parts, patient=patient)
+        self._lock = asyncio.Lock()  # held from one piece of text to its end, so that pieces keep their order
+        self._news = asyncio.Event()  # text has come, or its end, or a cancel
+        self._cancelled = False  # no part will follow
+        self._said: list[Audio] = []  # the parts that are over
+        self._most_attempts = 1  # how often the part was said that was said most often
         self.audio: Audio | None = None
 
     async def begin(self, text: str | SpokenText | None, opening: str = "", *, ended: bool = False) -> None:
@@ -115,7 +117,7 @@ class SpeechSession:
             TTSError: as `TTSEngine.submit`, but for NoWordsError, which comes from `events`.
         """
         try:
-            await self._in_turn.begin(self._parts.begin, text, opening, ended)
+            await self._begin_part(self._parts.begin, text, opening, ended)
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -127,6 +129,21 @@ class SpeechSession:
             self._stalls.stop()
         else:
             self._stalls.came(opening)
+
+    async def _call(self, function: Callable[..., None], *args: object) -> None:
+        """A call of `Parts`, in the executor. `_lock` is held, or no other call can come."""
+        await self._loop.run_in_executor(self._executor, partial(function, *args))
+        self._news.set()
+
+    async def _begin_part(self, begin: Callable[..., None], *args: object) -> None:
+        """As `_call`, for what begins a part. Raises EngineBusy: there is no slot, and the session is not patient."""
+        while True:
+            try:
+                return await self._call(begin, *args)
+            except EngineBusy:
+                if not self._patient:
+                    raise
+            await asyncio.sleep(_BUSY_S)
 
     async def _add_words(self, text: str) -> None:
         """A piece of the text, for the words that are told."""
@@ -140,16 +157,16 @@ class SpeechSession:
     def _receive(self, chunk: Chunk | None) -> None:
         """Called by the engine's thread. None: the current part has ended."""
         try:
-            self._loop.call_soon_threadsafe(self._arrive, chunk or _Sign.PART_ENDS)
+            self._loop.call_soon_threadsafe(self._arrive, chunk)
         except RuntimeError:  # the loop is closed, so no task waits for chunks
             self.cancel()
 
-    def _arrive(self, item: Chunk | _Sign) -> None:
-        if isinstance(item, Chunk):
+    def _arrive(self, chunk: Chunk | None) -> None:
+        if chunk:
             if self._request.retries:  # it is heard once all of it is good
                 return
-            self._stalls.made(len(item.samples) / item.sample_rate)
-        self._items.put_nowait(item)
+            self._stalls.made(len(chunk.samples) / chunk.sample_rate)
+        self._items.put_nowait(chunk)
 
     @property
     def begun(self) -> bool:
@@ -165,32 +182,32 @@ class SpeechSession:
 
     async def push_text(self, text: str) -> None:
         """See `Utterance.push_text`, which also says what it raises."""
-        async with self._in_turn.lock:
+        async with self._lock:
             await self._add_words(text)
-            await self._in_turn.call(self._parts.push, text)
+            await self._call(self._parts.push, text)
             self._stalls.came(text)
 
     async def flush(self) -> None:
         """See `Utterance.flush`."""
-        async with self._in_turn.lock:
-            await self._in_turn.call(self._parts.flush)
+        async with self._lock:
+            await self._call(self._parts.flush)
             self._stalls.flushed()
 
     async def end_text(self) -> None:
         """See `Utterance.end_text`."""
-        async with self._in_turn.lock:
-            await self._in_turn.call(self._parts.end)
+        async with self._lock:
+            await self._call(self._parts.end)
             self._stalls.stop()
 
     def _stalled(self, text_at: float) -> None:
         self._ending = self._loop.create_task(self._end_stalled_part(text_at))
 
     async def _end_stalled_part(self, text_at: float) -> None:
-        async with self._in_turn.lock:
-            if self._parts.complete or self._in_turn.cancelled or text_at != self._stalls.text_at:
+        async with self._lock:
+            if self._parts.complete or self._cancelled or text_at != self._stalls.text_at:
                 return
             with suppress(TTSError, RuntimeError):  # `events` says why it has ended, or the executor is closed
-                await self._in_turn.call(self._parts.end_part)
+                await self._call(self._parts.end_part)
 
     def feed(self, pieces: AsyncGenerator[str | Flush, None], within_s: float, remedy: str) -> None:
         """Push text as it comes, and end it. Text that is refused ends the session with its error.
@@ -221,7 +238,7 @@ class SpeechSession:
 
     async def _next_piece(self, pieces: AsyncGenerator[str | Flush, None], within_s: float) -> str | Flush | None:
         """The next piece, or None at the end. If it is long in coming, the word before it is a whole one."""
-        word_ends = self._loop.call_later(STALL_S, self._items.put_nowait, _Sign.WORD_ENDS) if self._words else None
+        word_ends = self._loop.call_later(STALL_S, self._items.put_nowait, FLUSH) if self._words else None
         try:
             async with asyncio.timeout(within_s):
                 return await anext(pieces, None)
@@ -229,12 +246,65 @@ class SpeechSession:
             if word_ends:
                 word_ends.cancel()
 
+    # ------------------------------------------------------------ part after part
+
+    async def _part_ended(self) -> tuple[Audio | None, Audio | None]:
+        """The current part has ended. Begin the next one, or that one again. Returns what was held back of it, and
+        everything if it was the last.
+
+        Raises:
+            TTSError: why it failed, or the next one cannot begin. NoWordsError: no part had a word.
+        """
+        assert self._parts.utterance
+        try:
+            audio = self._parts.utterance.result()  # it has ended, so this does not wait
+        except EngineBusy:  # it has waited too long for a slot
+            if not self._patient:
+                raise
+            await asyncio.sleep(_BUSY_S)
+            await self._begin_part(self._parts.repeat)
+            return None, None
+        if not self._cancelled and (request := self._parts.next_attempt(audio)):
+            self._most_attempts = max(self._most_attempts, request.attempt)
+            self._engine.count_retry()
+            await self._begin_part(self._parts.repeat, request)
+            return None, None
+        held = audio if self._request.retries else None
+        if await self._go_on(audio):
+            return held, None
+        if len(self._said) == 1:
+            return held, self._said[0]
+        # To join minutes takes too long for an event loop.
+        return held, await self._loop.run_in_executor(self._executor, joined, self._said)
+
+    async def _go_on(self, audio: Audio) -> bool:
+        """Begin the part behind the one that said `audio`. False: there is none."""
+        if self._cancelled or not self._parts.superseded:
+            self._said.append(audio)
+            if self._cancelled or audio.finish_reason in CUT:
+                return False
+        while not self._cancelled:
+            self._news.clear()
+            async with self._lock:
+                if self._parts.has_next:
+                    await self._begin_part(self._parts.begin_next, self._said[-1] if self._said else None)
+                    return True
+                if self._parts.complete:
+                    break
+            await self._news.wait()
+        if not self._said and not self._cancelled:
+            raise NoWordsError("text must not be blank")
+        self._said = self._said or [audio]
+        return False
+
     # ------------------------------------------------------------ the end
 
     def cancel(self) -> None:
         """Stop before the next frame. Returns at once, also before speech has begun and after its end."""
+        self._cancelled = True
         self._stalls.stop()
-        self._in_turn.cancel()
+        self._news.set()
+        self._parts.cancel()
 
     async def close(self) -> None:
         """Cancel what still runs, and wait for the task of `feed`."""
@@ -262,11 +332,11 @@ class SpeechSession:
                 if isinstance(item, Chunk):
                     async for sound in self._sounds(item.samples, item.sample_rate):
                         yield sound
-                elif item is _Sign.WORD_ENDS:
+                elif item is FLUSH:
                     if self._words:
                         self._words.flush()
                 else:
-                    held, self.audio = await self._in_turn.part_ended()
+                    held, self.audio = await self._part_ended()
                     if held:
                         async for sound in self._sounds(held.samples, held.sample_rate):
                             yield sound
@@ -286,7 +356,7 @@ class SpeechSession:
         cut = None
         if audio.finish_reason == "length" and not self._request.capped:
             cut = audio.why_cut(self._engine.config.max_frames)
-        seed, most = self._request.seed, self._in_turn.most_attempts
+        seed, most = self._request.seed, self._most_attempts
         yield Ended(audio.finish_reason, audio.duration_s, audio.compute_s, seed, most, cut, audio)
         if self._words and audio.finish_reason not in CUT:  # all words were spoken
             if words := self._words.finish():

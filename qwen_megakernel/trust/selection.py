@@ -12,7 +12,7 @@ import torch
 from qwen_megakernel.backend.build import Build
 from qwen_megakernel.backend.card import Card, driver_version, why_no_gpu
 from qwen_megakernel.backend.megakernel import why_other_sizes
-from qwen_megakernel.backend.select import Backend, check_threads, select_device
+from qwen_megakernel.backend.select import Backend, select_device
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
 from qwen_megakernel.checkpoint.load import Checkpoint
@@ -20,9 +20,11 @@ from qwen_megakernel.choices import BACKENDS, parts_of
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.trust import auto
-from qwen_megakernel.trust.verdicts import Evidence, size_of, void
+from qwen_megakernel.trust.verdicts import SIZES, Evidence, void
 
 log = logging.getLogger(__name__)
+
+MAX_THREADS = 256
 
 
 def resolve(model: str | Path, options: EngineOptions) -> Backend:
@@ -67,7 +69,11 @@ class Selection:
         threads: int | None = None,
     ):
         self.device = select_device(device)
-        check_threads(threads, self.device)
+        if threads is not None:
+            if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
+                raise BackendError(f"threads must be an integer in 1..{MAX_THREADS}, got {threads!r}")
+            if self.device.type != "cpu":
+                raise BackendError(f"threads is for a CPU, but the device is {self.device}: leave threads out")
         self.card = Card.of(self.device) if self.device.type == "cuda" else None
         self.dtype = dtype_of(("bfloat16" if self.card else "float32") if dtype is None else dtype)
         self.vocoder_dtype = vocoder_dtype_of(vocoder_dtype)
@@ -122,7 +128,7 @@ class Selection:
         """What is known of our kernels on this card. Raises BackendError: they cannot be compiled, or their sources are
         missing."""
         assert self.card, "`_obstacle` has looked"
-        return Evidence.of(Build.of(self.card, fp8), size_of(config) if config else None)
+        return Evidence.of(Build.of(self.card, fp8), SIZES.get(config.talker.stack.hidden_size) if config else None)
 
     def choose(self, checkpoint: Checkpoint) -> Backend:
         """The plan for a checkpoint. "auto" may check the kernel first. Raises BackendError: see `decide`; or the

@@ -21,7 +21,6 @@ import torch
 from qwen_megakernel.backend.build import Build, cache_root
 from qwen_megakernel.backend.card import Card
 from qwen_megakernel.backend.sizes import DIMS
-from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import name_of
 from qwen_megakernel.choices import MODEL_SIZES
 from qwen_megakernel.errors import BackendError
@@ -31,7 +30,7 @@ from spoken_text.files import read_file
 log = logging.getLogger(__name__)
 
 SIZES = dict(zip(DIMS, MODEL_SIZES, strict=True))
-"""Names of the sizes that the kernel is compiled for, by the talker's width."""
+"""Names of the sizes that the kernel is compiled for, by the talker's width (`hidden_size`)."""
 
 MOST_BYTES = 64 * 1024  # the largest verdict file, and the longest line of the check's process, that is read
 
@@ -93,11 +92,6 @@ class Key:
             size=size,
             weights=name if isinstance(name, str) else ",".join(name),
         )
-
-
-def size_of(config: ModelConfig) -> str | None:
-    """The name of the talker's size; None: the kernel has no such size."""
-    return SIZES.get(config.talker.stack.hidden_size)
 
 
 @dataclass(frozen=True)
@@ -249,18 +243,12 @@ def _write(path: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a build on its card, for models of one size.
-
-    Attributes:
-        key: what a verdict holds for; None: the size is not known, or the frame kernel has no such size.
-        record: ours of the card.
-        verdict: the self-check's.
-    """
+    """What is known of a build on its card, for models of one size."""
 
     build: Build
-    key: Key | None
-    record: Record | None
-    verdict: Verdict | None
+    key: Key | None  # what a verdict holds for; None: the size is not known, or the frame kernel has no such size
+    record: Record | None  # ours of the card
+    verdict: Verdict | None  # the self-check's
 
     @classmethod
     def of(cls, build: Build, size: str | None) -> "Evidence":
