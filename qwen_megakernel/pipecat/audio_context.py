@@ -1,4 +1,5 @@
 """AudioContext: the content of one of Pipecat's audio contexts: audio at the pipeline's rate, words, errors, its end.
+`Host`: the service whose it is.
 
 In SENTENCE mode a context is a series of sessions of speech; in TOKEN mode it is one.
 
@@ -6,19 +7,22 @@ This module imports no torch, because a server's client needs none.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 import numpy as np
 import soxr
 from loguru import logger
-from pipecat.frames.frames import ErrorFrame, Frame, TTSAudioRawFrame
+from pipecat.frames.frames import ErrorFrame, Frame, TTSAudioRawFrame, TTSStoppedFrame
 from pipecat.metrics.metrics import MetricsData
+from pipecat.services.tts_service import TTSService
 
 from qwen_megakernel.errors import NoWordsError, TextEndedError, TextTooLongError, TTSError
 from qwen_megakernel.model.edges import Edges
 from qwen_megakernel.model.pcm import pcm16
-from qwen_megakernel.pipecat.host import Host
 from qwen_megakernel.speech.events import Ended, Session, Sound, Words
 from qwen_megakernel.speech.words import is_unspaced
 
@@ -42,6 +46,65 @@ class SpeechMetricsData(MetricsData):
     audio_s: float
     compute_s: float
     ttfc_s: float
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A session that was made and waits for its beginning.
+
+    Attributes:
+        session: it.
+        begin: begins it with the text for which it was opened. Raises TTSError or OSError.
+        sample_rate: of its sound, in Hz.
+        least_first_s: seconds that the first frame of its audio context must have.
+    """
+
+    session: Session
+    begin: Callable[[], Awaitable[None]]
+    sample_rate: int
+    least_first_s: float = 0.0
+
+
+class Host(TTSService):
+    """A service, as its audio contexts see it.
+
+    Attributes:
+        trims_silence: silence in front of a context's first speech is cut.
+    """
+
+    trims_silence: bool
+
+    @abstractmethod
+    async def open_session(self, context_id: str, reading: Any, text: str, *, complete: bool) -> Opening:
+        """Make a context's next session.
+
+        Args:
+            reading: what the context reads together with others, by `TurnService._new_reading`.
+            text: what the session begins with.
+            complete: no more text will come.
+
+        Raises:
+            TTSError, OSError: it cannot speak.
+        """
+
+    @abstractmethod
+    async def tell(self, ended: Ended) -> None:
+        """Log and measure what was spoken."""
+
+    @abstractmethod
+    def error_frame(self, context_id: str, error: Exception) -> ErrorFrame:
+        """Why a context's latest text cannot be spoken. The words of that sentence do not count as spoken."""
+
+    async def finish_words(self, context_id: str) -> None:
+        """Match a context's words with its last sentence, which has ended. Only in TOKEN mode are there any."""
+        frames = await self._aggregated_frame_sequencer.finalize(context_id)
+        await self._push_sequencer_frames(frames, context_id)
+
+    async def close_context(self, context_id: str | None) -> None:
+        """Say that a context gets nothing more. Does nothing if Pipecat has dropped it."""
+        if context_id and self.audio_context_available(context_id):
+            await self.append_to_audio_context(context_id, TTSStoppedFrame(context_id=context_id))
+            await self.remove_audio_context(context_id)
 
 
 class AudioContext:

@@ -25,8 +25,7 @@ from qwen_megakernel.engine.options import EngineArguments, EngineOptions
 from qwen_megakernel.errors import CheckpointError, EngineClosed, RequestError, SpeakerError, VoiceError
 from qwen_megakernel.model.conditioning import AUTO
 from qwen_megakernel.model.voice import Voice
-from qwen_megakernel.pipecat.audio_context import SpeechMetricsData
-from qwen_megakernel.pipecat.host import Opening
+from qwen_megakernel.pipecat.audio_context import Opening, SpeechMetricsData
 from qwen_megakernel.pipecat.service import ServiceArguments, SpeechService
 from qwen_megakernel.pipecat.settings import SpeechSettings, check_names
 from qwen_megakernel.speech import shared as shared_engine

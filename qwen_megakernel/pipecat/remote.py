@@ -34,7 +34,7 @@ from qwen_megakernel.errors import (
     TTSError,
 )
 from qwen_megakernel.pipecat.address import HandshakeRefused, socket_url
-from qwen_megakernel.pipecat.host import Opening
+from qwen_megakernel.pipecat.audio_context import Opening
 from qwen_megakernel.pipecat.remote_session import RemoteSession
 from qwen_megakernel.pipecat.service import ServiceArguments, SpeechService
 from qwen_megakernel.pipecat.settings import SpeechSettings, check_names

@@ -24,10 +24,8 @@ from pipecat.utils.types import NOT_GIVEN, is_given
 
 from qwen_megakernel.errors import EngineBusy, LanguageError, RequestError, SpeakerError, VoiceError
 from qwen_megakernel.pipecat.audio_context import AudioContext
-from qwen_megakernel.pipecat.host import Opening
 from qwen_megakernel.pipecat.settings import SpeechSettings
 from qwen_megakernel.pipecat.turns import BARE, TurnService
-from qwen_megakernel.speech.events import Ended
 from qwen_megakernel.speech.options import RequestOptions
 from spoken_text.languages import NAMES, primary_subtag
 
@@ -130,14 +128,6 @@ class SpeechService(TurnService):
     @abstractmethod
     def _check(self, settings: SpeechSettings) -> None:
         """Raises RequestError if the service cannot speak with these settings."""
-
-    @abstractmethod
-    async def open_session(self, context_id: str, reading: Any, text: str, *, complete: bool) -> Opening:
-        """See `Host`."""
-
-    @abstractmethod
-    async def tell(self, ended: Ended) -> None:
-        """See `Host`."""
 
     # ------------------------------------------------------------ speaking
 
