@@ -141,15 +141,8 @@ class SpeechService(TurnService):
 
     @traced_tts
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
-        """Speak a sentence, or take a token into the context's utterance.
-
-        Args:
-            text: A sentence; in TOKEN mode a piece of text.
-            context_id: The turn's context.
-
-        Yields:
-            Audio frames at the pipeline's rate, and an error frame for what cannot be spoken; in TOKEN mode nothing.
-        """
+        """Speak a sentence, or take a token into the context's utterance. Yields audio frames at the pipeline's rate,
+        and an error frame for what cannot be spoken; in TOKEN mode nothing."""
         reading, goes_on = self._reading_of_turn()
         context = self._contexts.get(context_id)
         if context is None:

@@ -65,15 +65,9 @@ class SpeechSettings(TTSSettings):
         return settings
 
     def options(self, entrance: str, *, in_tokens: bool) -> RequestOptions:
-        """The options that are set, checked as far as no model is needed.
-
-        Args:
-            entrance: "pipecat" or "remote".
-            in_tokens: the service is in TOKEN mode.
-
-        Raises:
-            RequestError: a value of another type or out of range, or text in pieces cannot be spoken like this.
-        """
+        """The options that are set, checked as far as no model is needed. `entrance`: "pipecat" or "remote".
+        `in_tokens`: the service is in TOKEN mode. Raises RequestError: a value of another type or out of range, or text
+        in pieces cannot be spoken like this."""
         given = {name: getattr(self, name) for name in OPTIONS}
         options = read_options({name: value for name, value in given.items() if value is not None}, entrance)
         if options.get("non_streaming_mode") and in_tokens:

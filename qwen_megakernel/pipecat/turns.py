@@ -53,13 +53,9 @@ BARE = ""  # stands for the turn of text that belongs to none
 
 @dataclass
 class _FlushFrame(ControlFrame):
-    """The service sends this to itself. Unlike a system frame it stays in order with the text.
+    """The service sends this to itself. Unlike a system frame it stays in order with the text."""
 
-    Parameters:
-        texts: count of the texts before it; it is void if more have come. -1: it is never void.
-    """
-
-    texts: int = -1
+    texts: int = -1  # count of the texts before it; it is void if more have come. -1: it is never void
 
 
 def _keep_cancelled() -> None:
@@ -133,12 +129,7 @@ class TurnService(Host):
     # ------------------------------------------------------------ turns
 
     async def process_frame(self, frame: Frame, direction: FrameDirection):
-        """Speak text, and see that every turn ends. Before a function call, finish speaking the text so far.
-
-        Args:
-            frame: Any.
-            direction: The frame's direction.
-        """
+        """Speak text, and see that every turn ends. Before a function call, finish speaking the text so far."""
         if isinstance(frame, _FlushFrame):
             await self._flush(frame)
             return
@@ -218,11 +209,7 @@ class TurnService(Host):
         await self.flush_audio(context_id)
 
     def create_context_id(self) -> str:
-        """The turn's context. In TOKEN mode bare tokens share one, too.
-
-        Returns:
-            Its id.
-        """
+        """The id of the turn's context. In TOKEN mode bare tokens share one, too."""
         if not (self._bare and self.in_tokens):
             return super().create_context_id()
         if self._bare_id is None or not self.audio_context_available(self._bare_id):
@@ -327,20 +314,12 @@ class TurnService(Host):
         return True
 
     async def on_audio_context_interrupted(self, context_id: str):
-        """Barge-in: stop the utterance of this context and no other.
-
-        Args:
-            context_id: The context that was dropped.
-        """
+        """Barge-in: stop the utterance of this context and no other."""
         self._drop_context(context_id, interrupted=True)
         await super().on_audio_context_interrupted(context_id)
 
     async def on_audio_context_completed(self, context_id: str):
-        """Forget a context that was played to its end.
-
-        Args:
-            context_id: That context.
-        """
+        """Forget a context that was played to its end."""
         self._drop_context(context_id)
         await super().on_audio_context_completed(context_id)
 
@@ -371,12 +350,7 @@ class TurnService(Host):
             self._unheard = None
 
     async def push_frame(self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM):
-        """Leave out words that were not heard, and mark the times of others as estimates.
-
-        Args:
-            frame: Any.
-            direction: The frame's direction.
-        """
+        """Leave out words that were not heard, and mark the times of others as estimates."""
         if isinstance(frame, (TTSTextFrame, AggregatedTextProgressFrame)):
             if self._unheard and frame.context_id == self._unheard:
                 return
