@@ -25,12 +25,12 @@ def _end(*_args: object) -> None:
 
 def main() -> int:
     end_at_interrupt(True)
-    from qwen_megakernel.cli import function_of, parse, rules_of, run
+    from qwen_megakernel.cli import function_of, make_parser, run
 
-    args = parse()
+    args = make_parser().parse_args()
     function = function_of(args)
     end_at_interrupt(False)
-    return run(args, function, rules_of(args))
+    return run(args, function)
 
 
 if __name__ == "__main__":

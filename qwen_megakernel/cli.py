@@ -6,7 +6,7 @@ A command's code is imported once it runs, so that help, versions and words abou
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from qwen_megakernel.choices import (
     VARIANTS,
     VERIFIED_FRAMES,
 )
-from qwen_megakernel.commands.idle import RULES, Idle, refuse_idle
+from qwen_megakernel.commands.idle import RULES, refuse_idle
 from qwen_megakernel.commands.options import (
     WEIGHTS_CHOICES,
     WEIGHTS_HELP,
@@ -48,12 +48,8 @@ class _Printable(logging.Formatter):
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    return run(args, function_of(args), rules_of(args))
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    return _parser().parse_args(argv)
+    args = make_parser().parse_args(argv)
+    return run(args, function_of(args))
 
 
 def function_of(args: argparse.Namespace) -> Callable[[argparse.Namespace], int]:
@@ -62,20 +58,14 @@ def function_of(args: argparse.Namespace) -> Callable[[argparse.Namespace], int]
     return getattr(import_module(f"qwen_megakernel.commands.{module}"), name)
 
 
-def rules_of(args: argparse.Namespace) -> Sequence[Idle]:
-    """When options of the command would change nothing."""
-    return RULES.get(args.run.partition(":")[2], ())
-
-
-def run(args: argparse.Namespace, function: Callable[[argparse.Namespace], int], rules: Sequence[Idle]) -> int:
-    """Run a command, and tell errors in a line. `rules`: when its options would change nothing. Returns the process's
-    exit code."""
+def run(args: argparse.Namespace, function: Callable[[argparse.Namespace], int]) -> int:
+    """Run a command, and tell errors in a line. Returns the process's exit code."""
     try:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_Printable("%(message)s"))
         logging.basicConfig(handlers=[handler])
         logging.getLogger("qwen_megakernel").setLevel(logging.DEBUG if args.verbose else logging.INFO)
-        refuse_idle(args, args.parser, rules)
+        refuse_idle(args, args.parser, args.rules)
         return function(args)
     except TTSError as error:
         print(told(error, args), file=sys.stderr)
@@ -87,14 +77,15 @@ def run(args: argparse.Namespace, function: Callable[[argparse.Namespace], int],
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qwen-megakernel", description="Speak with Qwen3-TTS.")
     parser.add_argument("--version", action="version", version=f"qwen-megakernel {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     speaking = (_add_speak, _add_batch, _add_voices, _add_serve, _add_wyoming)
     for add in (*speaking, _add_verify, _add_quantize, _add_merge, _add_synthetic, _add_build, _add_bench, _add_doctor):
         add(commands)
-    for command in commands.choices.values():
+    for name, command in commands.choices.items():
+        command.set_defaults(rules=RULES.get(name, ()))
         command.add_argument("-v", "--verbose", action="store_true", help="log more, such as what takes memory")
     return parser
 
