@@ -131,22 +131,17 @@ class SpeechService(TurnService):
 
     # ------------------------------------------------------------ speaking
 
-    def _reading_of_turn(self) -> tuple[Any, bool]:
-        """What the utterances of the open turn, or of bare text, share; and whether others have used it before."""
-        turn = self._turn_context_id or BARE
-        goes_on = turn in self._readings
-        if not goes_on:
-            self._readings[turn] = self._new_reading()
-        return self._readings[turn], goes_on
-
     @traced_tts
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
         """Speak a sentence, or take a token into the context's utterance. Yields audio frames at the pipeline's rate,
         and an error frame for what cannot be spoken; in TOKEN mode nothing."""
-        reading, goes_on = self._reading_of_turn()
+        turn = self._turn_context_id or BARE
+        goes_on = turn in self._readings
+        if not goes_on:
+            self._readings[turn] = self._new_reading()
         context = self._contexts.get(context_id)
         if context is None:
-            context = self._contexts[context_id] = AudioContext(self, context_id, reading)
+            context = self._contexts[context_id] = AudioContext(self, context_id, self._readings[turn])
         if self.in_tokens:
             await context.push(text, apart=self._apart)
             yield None

@@ -59,10 +59,7 @@ class SpeechSettings(TTSSettings):
     @classmethod
     def unset(cls, model: str | None) -> Self:
         """Settings with every option's default."""
-        settings = cls(model=model)
-        for name in OPTIONS:
-            setattr(settings, name, None)
-        return settings
+        return cls(model=model, **dict.fromkeys(OPTIONS))
 
     def options(self, entrance: str, *, in_tokens: bool) -> RequestOptions:
         """The options that are set, checked as far as no model is needed. `entrance`: "pipecat" or "remote".
