@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from pipecat.services.settings import TTSSettings
 from pipecat.transcriptions.language import Language
@@ -59,7 +59,8 @@ class SpeechSettings(TTSSettings):
     @classmethod
     def unset(cls, model: str | None) -> Self:
         """Settings with every option's default."""
-        return cls(model=model, **dict.fromkeys(OPTIONS))
+        defaults: dict[str, Any] = dict.fromkeys(OPTIONS)
+        return cls(model=model, **defaults)
 
     def options(self, entrance: str, *, in_tokens: bool) -> RequestOptions:
         """The options that are set, checked as far as no model is needed. `entrance`: "pipecat" or "remote".
