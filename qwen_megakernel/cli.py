@@ -6,7 +6,7 @@ A command's code is imported once it runs, so that help, versions and words abou
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from qwen_megakernel.choices import (
     VARIANTS,
     VERIFIED_FRAMES,
 )
-from qwen_megakernel.commands.idle import RULES, Idle, refuse_idle
+from qwen_megakernel.commands.idle import RULES, refuse_idle
 from qwen_megakernel.commands.options import (
     WEIGHTS_CHOICES,
     WEIGHTS_HELP,
@@ -50,14 +50,10 @@ class _Printable(logging.Formatter):
 def main(argv: list[str] | None = None, imported: Callable[[], None] = lambda: None) -> int:
     """Run a command line; None: the process's. `imported`: called once the command's code is there. Returns the
     process's exit code."""
-    args = parse(argv)
+    args = make_parser().parse_args(argv)
     function = function_of(args)
     imported()
-    return run(args, function, RULES.get(args.run.partition(":")[2], ()))
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    return _parser().parse_args(argv)
+    return run(args, function)
 
 
 def function_of(args: argparse.Namespace) -> Callable[[argparse.Namespace], int]:
@@ -66,15 +62,14 @@ def function_of(args: argparse.Namespace) -> Callable[[argparse.Namespace], int]
     return getattr(import_module(f"qwen_megakernel.commands.{module}"), name)
 
 
-def run(args: argparse.Namespace, function: Callable[[argparse.Namespace], int], rules: Sequence[Idle]) -> int:
-    """Run a command, and tell errors in a line. `rules`: when its options would change nothing. Returns the process's
-    exit code."""
+def run(args: argparse.Namespace, function: Callable[[argparse.Namespace], int]) -> int:
+    """Run a command, and tell errors in a line. Returns the process's exit code."""
     try:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_Printable("%(message)s"))
         logging.basicConfig(handlers=[handler])
         logging.getLogger("qwen_megakernel").setLevel(logging.DEBUG if args.verbose else logging.INFO)
-        refuse_idle(args, args.parser, rules)
+        refuse_idle(args, args.parser, args.rules)
         return function(args)
     except TTSError as error:
         print(told(error, args), file=sys.stderr)
@@ -86,13 +81,14 @@ def run(args: argparse.Namespace, function: Callable[[argparse.Namespace], int],
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qwen-megakernel", description="Speak with Qwen3-TTS.")
     parser.add_argument("--version", action="version", version=f"qwen-megakernel {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     for add in (_add_speak, _add_batch, _add_voices, _add_serve, _add_wyoming, _add_tools):
         add(commands)
-    for command in commands.choices.values():
+    for name, command in commands.choices.items():
+        command.set_defaults(rules=RULES.get(name, ()))
         command.add_argument("-v", "--verbose", action="store_true", help="log more, such as what takes memory")
     return parser
 

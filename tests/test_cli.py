@@ -419,7 +419,7 @@ def walk(parser, words):
     for action in parser._actions:
         for name, inner in (action.choices or {{}}).items() if hasattr(action, "_parser_class") else ():
             walk(inner, [*words, name])
-walk(cli._parser(), [])
+walk(cli.make_parser(), [])
 assert len(lines) > 16, lines
 with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
     for line in [["--version"], *lines]:
@@ -444,13 +444,13 @@ def parsers(parser, words=()):
 
 
 def test_every_command_has_a_function_that_runs_it():
-    runs = [parser.get_default("run") for words, parser in parsers(cli._parser()) if words not in ((), ("voices",))]
+    runs = [parser.get_default("run") for words, parser in parsers(cli.make_parser()) if words not in ((), ("voices",))]
     assert len(runs) > 14 and all(callable(cli.function_of(argparse.Namespace(run=run))) for run in runs)
 
 
 def test_help_speaks_of_values_that_an_option_has_there():
     """Not of those that it has in Python, as True or [1, 2]."""
-    for words, parser in parsers(cli._parser()):
+    for words, parser in parsers(cli.make_parser()):
         for action in parser._actions:
             about = action.help or ""
             foreign = re.search(r"\b(true|True|false|False|None|null)\b|\d, \d", about)

@@ -116,7 +116,7 @@ def options_of(script: Path) -> set[str]:
 
 def options_of_commands() -> dict[str, set[str]]:
     """Of a command with commands of its own, all of theirs too."""
-    return {name: options_within(parser) for name, parser in commands_of(cli._parser()).items()}
+    return {name: options_within(parser) for name, parser in commands_of(cli.make_parser()).items()}
 
 
 def options_of_books() -> set[str]:
@@ -266,9 +266,9 @@ def check(command: list[str]) -> None:
     """Is there such a command, with such options?"""
     first, *rest = command
     if first == "qwen-megakernel":
-        cli._parser().parse_args(rest)
+        cli.make_parser().parse_args(rest)
     elif first == "qwen-audiobook":
-        audiobook.parse(rest)
+        audiobook.make_parser().parse_args(rest)
     elif first == "python":
         given = {word for word in rest if word.startswith("--")}
         known = options_of(ROOT / rest[0]).union(*(options_of(Path(module.__file__)) for module in (demo, options)))
@@ -291,7 +291,7 @@ def run(command: list[str]) -> None:
     if command[0] == "qwen-megakernel":
         assert cli.main(command[1:]) == 0, command
     elif command[0] == "qwen-audiobook":
-        assert cli.run(audiobook.parse(command[1:]), narrate_book, audiobook.RULES) == 0, command
+        assert cli.run(audiobook.make_parser().parse_args(command[1:]), narrate_book) == 0, command
     else:
         subprocess.run([*command, "--fail", "--silent", "--show-error"], check=True, timeout=60)
     for word, file in zip(command, command[1:], strict=False):

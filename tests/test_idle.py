@@ -63,13 +63,13 @@ def test_an_option_that_would_change_nothing_is_refused(words, told, capsys, mon
 )
 def test_beside_what_they_need_they_are_taken(words):
     command, *rest = words
-    parser = make_parser("") if command == "demo" else cli.parse(words).parser
+    parser = make_parser("") if command == "demo" else cli.make_parser().parse_args(words).parser
     refuse_idle(parser.parse_args(rest), parser, RULES.get(command, ()))
 
 
 def test_the_rules_are_about_options_that_there_are():
     for command, rules in RULES.items():
-        parser = make_parser("") if command == "demo" else cli.parse([command]).parser
+        parser = make_parser("") if command == "demo" else cli.make_parser().parse_args([command]).parser
         assert {rule.option for rule in rules} <= vars(parser.parse_args([])).keys()
 
 
@@ -166,5 +166,5 @@ async def test_the_remote_service_passes_on_what_its_server_says(monkeypatch):
     monkeypatch.setattr("qwen_megakernel.pipecat.remote.logger.warning", warned.append)
     service = MegakernelWebsocketTTSService(url="ws://x")
     for names in (["silence_s"], ["silence_s"], []):
-        service.warn_of_ignored(names)
+        service._warn_of_ignored(names)
     assert len(warned) == 1 and "silence_s changes nothing" in warned[0]

@@ -112,7 +112,7 @@ def served(image_command: list[str]) -> argparse.Namespace:
     """What the command line makes of the image's entry point with a command behind it."""
     (entry,) = map(json.loads, dockerfile("ENTRYPOINT"))
     assert entry[0] in PROJECT["scripts"]
-    args = cli._parser().parse_args([*entry[1:], *image_command])
+    args = cli.make_parser().parse_args([*entry[1:], *image_command])
     assert args.run == "serve:serve" and args.host == "0.0.0.0"
     return args
 

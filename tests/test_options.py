@@ -114,7 +114,7 @@ class Asked(contextlib.ExitStack):
             run = demo_pipeline.main if entrance == "demo" else lambda argv: cli.main(["speak", *argv])
             assert run(["--text", self.text, "-o", str(self.folder / "x.wav"), *words]) == 0 or self._failed()
         elif entrance in SERVERS:
-            args = cli._parser().parse_args([entrance, *(w for pair in alone.items() for w in self._words(*pair))])
+            args = cli.make_parser().parse_args([entrance, *(w for pair in alone.items() for w in self._words(*pair))])
             service = EngineService(lambda: None, server_options(args, entrance), model="demo")
             service._engine = self.engine
             return self._told(service.request({}))
@@ -158,7 +158,7 @@ class Asked(contextlib.ExitStack):
             service = MegakernelWebsocketTTSService(
                 url="ws://x", settings=MegakernelWebsocketTTSService.Settings(**settings)
             )
-            service._server = SimpleNamespace(sample_rate=24000, settings=(), voices=("max",), languages=("english",))
+            service._hello = {"sample_rate": 24000, "voices": ["max"], "languages": ["english"]}
             service._sample_rate = 24000
             service.send, service._ensure_connected = note, connected
             await (await service.open_session("a", "turn", TEXT, complete=True)).begin()

@@ -37,7 +37,7 @@ ALSO = {"serve": {"openai_voices", "allow_foreign_voice"}, "wyoming": {"allow_fo
 
 
 def read(*words: str) -> argparse.Namespace:
-    return cli._parser().parse_args(words)
+    return cli.make_parser().parse_args(words)
 
 
 def test_every_option_has_a_value_here_and_those_with_a_row_an_entrance():

@@ -690,5 +690,5 @@ def test_the_compose_file_says_what_the_command_line_takes():
     """examples/home_assistant.yaml"""
     service = yaml.safe_load((ROOT / "examples" / "home_assistant.yaml").read_text(encoding="utf-8"))["services"]["tts"]
     assert service["entrypoint"][0] == "qwen-megakernel"
-    args = cli._parser().parse_args([*service["entrypoint"][1:], *service["command"]])
+    args = cli.make_parser().parse_args([*service["entrypoint"][1:], *service["command"]])
     assert args.run == "serve:wyoming" and args.allow_network and f":{args.port}" in service["ports"][0]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -80,34 +80,29 @@ def run(args: argparse.Namespace) -> int:
     return batch.report()
 
 
+@dataclass
 class _Batch:
     """The state of a batch: what was spoken, kept and failed."""
 
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        engine: TTSEngine,
-        manifest: Manifest,
-        options: RequestOptions,
-        voices: dict[str, Voice],
-    ):
-        self._args = args
-        self._engine = engine
-        self._manifest = manifest
-        self._options = options
-        self._voices = voices
-        voice = options.get("voice")
+    _args: argparse.Namespace
+    _engine: TTSEngine
+    _manifest: Manifest
+    _options: RequestOptions
+    _voices: dict[str, Voice]
+    done: int = 0  # lines spoken in this run
+    kept: int = 0  # lines from earlier runs
+    failures: int = 0  # lines that failed
+    seconds: float = 0.0  # of audio made in this run
+    failed: list[dict[str, Any]] = field(default_factory=list)  # the first failed lines, with their errors
+
+    def __post_init__(self) -> None:
+        args, voice = self._args, self._options.get("voice")
         said = {name: getattr(args, name) for name in options_of("batch") if name not in ("voice", "lexicon")}
         self._shared = [args.model, args.adapters, args.weights, args.format, said]
         self._shared += [voice.digest.hex() if isinstance(voice, Voice) else None]
         self._shared += [args.lexicon and lexicon_text(args.lexicon)]
         self._writers = [ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel write") for _ in range(_WRITERS)]
         self._unwritten = [0] * _WRITERS  # files that each has; the jobs' thread counts them
-        self.done = 0  # lines spoken in this run
-        self.kept = 0  # lines from earlier runs
-        self.failures = 0  # lines that failed
-        self.seconds = 0.0  # of audio made in this run
-        self.failed: list[dict[str, Any]] = []  # the first failed lines, with their errors
 
     def close(self) -> None:
         for writer in self._writers:

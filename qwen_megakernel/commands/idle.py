@@ -3,39 +3,25 @@ something of it. Where only the model or the text can tell, a warning of the cod
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from typing import NamedTuple
 
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import RequestError
 
 
-@dataclass(frozen=True)
-class Idle:
-    """An option that may be idle.
+class Idle(NamedTuple):
+    """An option that may be idle."""
 
-    Attributes:
-        option: as argparse calls it.
-        when: the others with which it would change nothing.
-        why: what it is for, and what to do.
-    """
-
-    option: str
-    when: Callable[[argparse.Namespace], bool]
-    why: str
+    option: str  # as argparse calls it
+    when: Callable[[argparse.Namespace], bool]  # with which others it would change nothing
+    why: str  # what it is for, and what to do
 
 
 def _is_local(args: argparse.Namespace) -> bool:
     from qwen_megakernel.server.process import is_loopback
 
     return is_loopback(args.host)
-
-
-def _bot(args: argparse.Namespace) -> bool:
-    return args.bot
-
-
-def _no_bot(args: argparse.Namespace) -> bool:
-    return not args.bot
 
 
 _FILE = "is for text in, sound out: leave out one of the two"
@@ -54,8 +40,8 @@ RULES: dict[str, tuple[Idle, ...]] = {
     ),
     "demo": (
         _QUEUE,
-        *(Idle(option, _bot, _FILE) for option in ("text", "output", "play")),
-        *(Idle(option, _no_bot, _CALL) for option in ("local_audio", "llm_url", "stt")),
+        *(Idle(option, lambda args: args.bot, _FILE) for option in ("text", "output", "play")),
+        *(Idle(option, lambda args: not args.bot, _CALL) for option in ("local_audio", "llm_url", "stt")),
         Idle("llm_model", lambda args: args.llm_url is None, "is a model of --llm-url: give both, or leave it out"),
         Idle("stt_options", lambda args: args.stt is None, "are arguments of --stt: give both, or leave it out"),
     ),
@@ -67,11 +53,8 @@ _LISTED = {"list_speakers", "model", "verbose", *(field.name for field in fields
 
 
 def refuse_idle(args: argparse.Namespace, parser: argparse.ArgumentParser, rules: Sequence[Idle]) -> None:
-    """Check a command's options by these rules. An option with its default's value counts as not given.
-
-    Raises:
-        RequestError: one would change nothing; the message says what it needs.
-    """
+    """Check a command's options by these rules. An option with its default's value counts as not given. Raises
+    RequestError: one would change nothing; the message says what it needs."""
     given = [name for name in vars(args) if parser.get_default(name) != getattr(args, name)]
     for rule in rules:
         if rule.option in given and rule.when(args):

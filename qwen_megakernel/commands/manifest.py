@@ -68,7 +68,6 @@ class Manifest:
                 raise RequestError(f"{wrong}; name another --output, or move it away") from None
             whole += len(raw)
         self._file.truncate(whole)
-        self._goes_on = whole > 0
 
     def _keep(self, entry: dict[str, Any], key: str) -> None:
         row = (key, json.dumps(entry))
@@ -76,7 +75,7 @@ class Manifest:
 
     def entry(self, name: str) -> dict[str, Any] | None:
         """The entry for an id, from an earlier run."""
-        return self._first("SELECT entry FROM entries WHERE key = ?", _folded(name)) if self._goes_on else None
+        return self._first("SELECT entry FROM entries WHERE key = ?", _folded(name))
 
     def threads(self) -> int | None:
         """CPU threads of an earlier run. The same number makes sums equal to the last bit."""
@@ -96,12 +95,10 @@ class Manifest:
     def add(self, entry: dict[str, Any]) -> None:
         """Append an entry. If the process is killed afterwards, the entry is not lost. Raises RequestError: the
         manifest cannot be written."""
-        if entry["error"] is None:
-            self._keep(entry, _folded(entry["id"]))
-        else:  # another line may have the same id
-            key = f"\0{entry['line']}"
-            self._keep(entry, key)
-            self._known.execute("INSERT OR REPLACE INTO lines VALUES (?, ?)", (key, entry["line"]))
+        # Another line may have the id of one that failed.
+        key = _folded(entry["id"]) if entry["error"] is None else f"\0{entry['line']}"
+        self._keep(entry, key)
+        self._known.execute("INSERT OR IGNORE INTO lines VALUES (?, ?)", (key, entry["line"]))
         with self._told():
             self._file.write(_line(entry))
             self._file.flush()

@@ -31,21 +31,12 @@ def in_order(
     hear: Callable[[_P, ChunkStream], Iterator[Chunk | Audio]],
     ahead: int,
 ) -> Iterator[tuple[_P, Chunk | Audio]]:
-    """Speak many pieces at once. Closing the iterator cancels open pieces.
+    """Speak many pieces at once. Each chunk that comes out begins one more piece, so that the first chunk waits for no
+    other piece. Closing the iterator cancels open pieces.
 
-    Each chunk that comes out begins one more piece, so that the first chunk waits for no other piece.
-
-    Args:
-        stream: begins to speak a piece.
-        hear: yields the piece's chunks as they are made, then its `Audio`.
-        ahead: most pieces to have open at once.
-
-    Yields:
-        What `hear` yields for each piece, in the order of the pieces.
-
-    Raises:
-        TTSError: as `stream` and `hear`.
-    """
+    `stream`: begins to speak a piece. `hear`: yields the piece's chunks as they are made, then its `Audio`. `ahead`:
+    most pieces to have open at once. Yields what `hear` yields for each piece, in the order of the pieces. Raises
+    TTSError: as `stream` and `hear`."""
     left, opened = iter(pieces), deque[tuple[_P, ChunkStream]]()
 
     def begin() -> None:
@@ -81,13 +72,8 @@ class Binder:
         pauses: Pauses | None,
         gain_of: Callable[[np.ndarray], float] | None = None,
     ):
-        """
-        Args:
-            write: takes the sound, fp32 [n].
-            sample_rate: in Hz.
-            pauses: None: cut nothing and add no silence.
-            gain_of: the factor for a whole piece, fp32 [n]; None: the sound stays as it is and is not held back.
-        """
+        """`write`: takes the sound, fp32 [n]. `sample_rate`: in Hz. `pauses`: None: cut nothing and add no silence.
+        `gain_of`: the factor for a whole piece, fp32 [n]; None: the sound stays as it is and is not held back."""
         self._write = write
         self._rate = sample_rate
         self.pauses = pauses
@@ -235,15 +221,9 @@ def narrate(
 ) -> Narrated:
     """Speak the pieces and join them in order. Twice as many are open at once as the engine has slots.
 
-    Args:
-        pieces: each of which fits a slot.
-        after_s: seconds of silence behind the last one.
-        request_of: how to speak a piece. With retries a piece is heard only once it is whole.
-        binder: joins them. Without pauses there is one piece, and it stays as the engine speaks it.
-
-    Raises:
-        TTSError: a piece cannot be spoken, or its sound cannot be written.
-    """
+    `pieces`: each fits a slot. `after_s`: seconds of silence behind the last one. `request_of`: how to speak a piece.
+    With retries a piece is heard only once it is whole. `binder`: joins them. Without pauses there is one piece, and it
+    stays as the engine speaks it. Raises TTSError: a piece cannot be spoken, or its sound cannot be written."""
     told, began = Narrated(), time.monotonic()
     begun: _P | None = None
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads"
 WEIGHTS_HELP = f"{WEIGHTS_CHOICES} (docs/fp8.md); default: as the checkpoint has them"
 
-SENTENCE_S = 0.45  # about the model's own pause between sentences
+_PAUSES = "0.45,0.9,1.8"  # a sentence's is about the model's own
 _OF_BOOKS = ("--split", "--subtitles", "--speakers", "--footnotes", "--title", "--author", "--loudness")
 
 
@@ -260,9 +260,10 @@ def add_voice_options(parser: argparse._ActionsContainer, entrance: str) -> None
 
 
 def voice_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
-    """The options of speech, after the checks that need no model. --voice is loaded. Raises RequestError: the options
-    do not go together, or a value is out of range. Raises VoiceError: the file is no voice, or --ref-text is too long.
-    Raises AudioError: too many recordings, or one cannot be read."""
+    """The options of speech, after the checks that need no model. --voice, which names one of --voices or a file, is
+    loaded. Raises RequestError: the options do not go together, a value is out of range, or --voices is no folder.
+    Raises VoiceError: there is no such voice, the file is none, or --ref-text is too long. Raises AudioError: too many
+    recordings, or one cannot be read."""
     from qwen_megakernel.model.voice import Voice, check_ref_options
 
     options = speech_options(args, entrance)
@@ -277,22 +278,12 @@ def voice_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
     check_ref_options(args.ref_audio, args.ref_text)
     if isinstance(voice, str):
         folder = getattr(args, "voices", None)
-        options["voice"] = Voice.load(voice) if folder is None else _voice_in(folder, voice)
+        saved = voices_in(folder)
+        if voice.lower() not in saved and folder is not None and not Path(voice).is_file():
+            why = f"is neither a voice in --voices {folder} nor a file; voices there: {', '.join(saved) or 'none'}"
+            raise VoiceError(f"--voice {voice!r} {why}")
+        options["voice"] = saved.get(voice.lower()) or Voice.load(voice)
     return options
-
-
-def _voice_in(folder: Path, voice: str) -> "Voice":
-    """The value of --voice: a voice of --voices, or a file. Raises RequestError: no such folder. Raises VoiceError:
-    neither has it."""
-    from qwen_megakernel.model.voice import Voice
-
-    saved = voices_in(folder)
-    if voice.lower() in saved:
-        return saved[voice.lower()]
-    if Path(voice).is_file():
-        return Voice.load(voice)
-    known = ", ".join(saved) or "none"
-    raise VoiceError(f"--voice {voice!r} is neither a voice in --voices {folder} nor a file; voices there: {known}")
 
 
 def check_voice(variant: str, options: RequestOptions) -> None:
@@ -368,10 +359,9 @@ def add_reading_options(parser: argparse._ActionsContainer, kinds: str, voices: 
     text.add_argument("--file", metavar="PATH", help=f"read the {kinds} of this file, or - for standard input")
     add_output_options(parser)
     parser.add_argument("--keep-partial", action="store_true", help="after an interrupt, keep what was said so far")
-    pauses = ",".join(f"{SENTENCE_S * times:g}" for times in (1, 2, 4))
-    about = f"seconds of silence between pieces of a long text; default: {pauses}"
+    about = f"seconds of silence between pieces of a long text; default: {_PAUSES}"
     parser.add_argument(
-        "--pause", metavar="SENTENCE[,PARAGRAPH[,CHAPTER]]", type=pauses_of, default=pauses_of(pauses), help=about
+        "--pause", metavar="SENTENCE[,PARAGRAPH[,CHAPTER]]", type=pauses_of, default=pauses_of(_PAUSES), help=about
     )
     parser.add_argument("--voices", metavar="DIR", type=Path, help=f"saved voices for {voices} (Base)")
     add_engine_options(parser, without=("max_queue", "queue_timeout"), max_streams=None)

@@ -160,7 +160,7 @@ class SpeechFile:
         Args:
             path: its ending names the format, one of `ENDINGS`.
             rate: sample rate in Hz.
-            keep_partial: if the block fails, keep the sound so far as a complete file, unless writing failed.
+            keep_partial: if the block fails, keep the sound so far as a whole file and say so, unless writing failed.
             in_memory: encode in memory, and give the disk the whole file at the end, in few calls. After each call the
                 thread waits for the interpreter, which keeps the engine's thread waiting too.
             tags: see `encoder`.
@@ -181,7 +181,6 @@ class SpeechFile:
         # libsndfile calls `_Target` back and would swallow a KeyboardInterrupt there. Only the main thread gets one, so
         # it leaves the calls to another thread.
         self._thread = ThreadPoolExecutor(1) if threading.current_thread() is threading.main_thread() else None
-        self.kept = False  # did the block fail, and is the partial file kept?
 
     def __enter__(self) -> "SpeechFile":
         with ExitStack() as stack:
@@ -226,7 +225,8 @@ class SpeechFile:
                 self._finish()
         except OSError as failure:
             raise self._cannot_write(failure) from None
-        self.kept = keep
+        if keep:
+            print(f"kept    {self.path}: what was said so far", file=sys.stderr)
 
     def _finish(self) -> None:
         self._call(self._encoder.close)
@@ -278,13 +278,8 @@ def opened(path: str, rate: int, keep_partial: bool) -> Iterator[Callable[[bytes
     if path == "-":
         yield write_stdout
         return
-    file = SpeechFile(path, rate, keep_partial=keep_partial)
-    try:
-        with file:
-            yield file.write
-    finally:
-        if file.kept:
-            print(f"kept    {file.path}: what was said so far", file=sys.stderr)
+    with SpeechFile(path, rate, keep_partial=keep_partial) as file:
+        yield file.write
 
 
 def write_stdout(pcm: bytes) -> None:

@@ -99,17 +99,9 @@ def read_pieces(text: str, front_end: TextFrontEnd) -> tuple[list[Piece], float]
     """Cut a text into pieces of at most `MAX_PIECE_CHARS` characters, never across paragraphs or pauses.
 
     A paragraph ends at a blank line. A Markdown heading outside code fences is a paragraph of its own, and begins a
-    chapter if it has one or two marks.
-
-    Args:
-        front_end: turns each paragraph into what is spoken.
-
-    Returns:
-        The pieces, and the seconds of silence that the text asks for at its end.
-
-    Raises:
-        TextError: a pause or another tag is refused; the message has the line.
-    """
+    chapter if it has one or two marks. `front_end`: turns each paragraph into what is spoken. Returns the pieces, and
+    the seconds of silence that the text asks for at its end. Raises TextError: a pause or another tag is refused; the
+    message has the line."""
     pieces: list[Piece] = []
     behind, pause_s = Break.CHAPTER, 0.0  # for the next piece
     for paragraph, level, line in _paragraphs(text):

@@ -118,17 +118,9 @@ def checked(args: argparse.Namespace) -> tuple[RequestOptions, str | None]:
 def front_end_of(
     model: str, options: RequestOptions, lines: Iterable[Line], language: str | None = None
 ) -> TextFrontEnd:
-    """What makes spoken text of written text, by options that are taken out of these.
-
-    Args:
-        lines: the text's.
-        language: which the text names for itself. It counts if the options name none. Else one is found, of those
-            that the model has.
-
-    Raises:
-        TextError: see `TextFrontEnd`.
-        CheckpointError: see `Checkpoint.open`.
-    """
+    """What makes spoken text of written text, by options that are taken out of these. `lines`: the text's. `language`:
+    which the text names for itself. It counts if the options name none. Else one is found, of those that the model has.
+    Raises TextError: see `TextFrontEnd`. Raises CheckpointError: see `Checkpoint.open`."""
     normalize, lexicon = options.pop("normalize", None) or "off", options.pop("lexicon", None)
     named, languages = options.get("language"), None
     if named in (None, AUTO) and (normalize != "off" or lexicon):

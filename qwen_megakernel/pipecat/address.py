@@ -18,15 +18,9 @@ _MOST_WORDS = 300  # characters of a server's answer in an error message
 
 
 def socket_url(url: str) -> str:
-    """The URL of a server's socket.
-
-    Args:
-        url: that URL, or the server's, such as http://HOST:8000, ws://HOST/v1 or https://HOST/PREFIX. A proxy's own
-            path for the socket stands behind ws:// or wss://.
-
-    Raises:
-        RequestError: it is no URL of a server.
-    """
+    """The URL of a server's socket. `url`: that URL, or the server's, such as http://HOST:8000, ws://HOST/v1 or
+    https://HOST/PREFIX. A proxy's own path for the socket stands behind ws:// or wss://. Raises RequestError: it is no
+    URL of a server."""
     try:
         parts = urlsplit(url)
         known = parts.scheme in _SCHEMES and parts.hostname and parts.port != 0  # reading a wrong port raises

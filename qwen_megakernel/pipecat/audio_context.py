@@ -1,4 +1,5 @@
 """AudioContext: the content of one of Pipecat's audio contexts: audio at the pipeline's rate, words, errors, its end.
+`Host`: the service whose it is.
 
 In SENTENCE mode a context is a series of sessions of speech; in TOKEN mode it is one.
 
@@ -6,19 +7,22 @@ This module imports no torch, because a server's client needs none.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 import numpy as np
 import soxr
 from loguru import logger
-from pipecat.frames.frames import ErrorFrame, Frame, TTSAudioRawFrame
+from pipecat.frames.frames import ErrorFrame, Frame, TTSAudioRawFrame, TTSStoppedFrame
 from pipecat.metrics.metrics import MetricsData
+from pipecat.services.tts_service import TTSService
 
 from qwen_megakernel.errors import NoWordsError, TextEndedError, TextTooLongError, TTSError
 from qwen_megakernel.model.edges import Edges
 from qwen_megakernel.model.pcm import pcm16
-from qwen_megakernel.pipecat.host import Host
 from qwen_megakernel.speech.events import Ended, Session, Sound, Words
 from qwen_megakernel.speech.words import is_unspaced
 
@@ -44,27 +48,57 @@ class SpeechMetricsData(MetricsData):
     ttfc_s: float
 
 
+@dataclass(frozen=True)
+class Opening:
+    """A session that was made and waits for its beginning."""
+
+    session: Session
+    begin: Callable[[], Awaitable[None]]  # with the text for which it was opened. Raises TTSError or OSError
+    sample_rate: int  # of its sound, in Hz
+    least_first_s: float = 0.0  # seconds that the first frame of its audio context must have
+
+
+class Host(TTSService):
+    """A service, as its audio contexts see it."""
+
+    trims_silence: bool  # in front of a context's first speech
+
+    @abstractmethod
+    async def open_session(self, context_id: str, reading: Any, text: str, *, complete: bool) -> Opening:
+        """Make a context's next session, which begins with `text`. `reading`: what the context reads together with
+        others, by `TurnService._new_reading`. `complete`: no more text will come. Raises TTSError or OSError: it cannot
+        speak."""
+
+    @abstractmethod
+    async def tell(self, ended: Ended) -> None:
+        """Log and measure what was spoken."""
+
+    @abstractmethod
+    def error_frame(self, context_id: str, error: Exception) -> ErrorFrame:
+        """Why a context's latest text cannot be spoken. The words of that sentence do not count as spoken."""
+
+    async def finish_words(self, context_id: str) -> None:
+        """Match a context's words with its last sentence, which has ended. Only in TOKEN mode are there any."""
+        frames = await self._aggregated_frame_sequencer.finalize(context_id)
+        await self._push_sequencer_frames(frames, context_id)
+
+    async def close_context(self, context_id: str | None) -> None:
+        """Say that a context gets nothing more. Does nothing if Pipecat has dropped it."""
+        if context_id and self.audio_context_available(context_id):
+            await self.append_to_audio_context(context_id, TTSStoppedFrame(context_id=context_id))
+            await self.remove_audio_context(context_id)
+
+
 class AudioContext:
-    """Attributes:
-    id: Pipecat's.
-    reading: what this context and others read of one text, by `TurnService._new_reading`.
-    session: the current one; None before the first.
-    made_s: seconds of audio in it.
-    ended: what its utterances that came to their ends said of themselves.
-    failed: an error of this context was reported.
-    wordless: some of its text had nothing to speak.
-    busy: a sentence is spoken, or a token is being taken.
-    text_at: when its latest text came, or was spoken if it was a sentence; in seconds of the monotonic clock.
-    text_ended: no more text will come.
-    """
+    """The content of one of Pipecat's audio contexts."""
 
     def __init__(self, host: Host, context_id: str, reading: object):
         self._host = host
         self.id = context_id
-        self.reading = reading
-        self.session: Session | None = None
-        self.made_s = 0.0
-        self.ended: list[Ended] = []
+        self.reading = reading  # what this context and others read of one text, by `TurnService._new_reading`
+        self.session: Session | None = None  # the current one; None before the first
+        self.made_s = 0.0  # seconds of audio in it
+        self.ended: list[Ended] = []  # what its utterances that came to their ends said of themselves
         self._begun_s = 0.0  # where in the context the current utterance's audio begins
         self._rate = 0  # of that utterance's audio, in Hz
         self._resample: soxr.ResampleStream | None = None
@@ -72,13 +106,12 @@ class AudioContext:
         self._edges: Edges | None = None  # cuts it from the current session
         self._trimmed_before_s = 0.0  # from sessions before it
         self._reader: asyncio.Task | None = None
-        self._read_all = False  # the reader has ended
         self._cancelled = False
-        self.failed = False
-        self.wordless = False
-        self.busy = False
-        self.text_ended = False
-        self.text_at = monotonic()
+        self.failed = False  # an error of this context was reported
+        self.wordless = False  # some of its text had nothing to speak
+        self.busy = False  # a sentence is spoken, or a token is being taken
+        self.text_ended = False  # no more text will come
+        self.text_at = monotonic()  # its latest text came; of a sentence: was spoken
         self._first_audio_at: float | None = None  # clock time
         self._words_begun = False
         self._words: list[tuple[str, float]] = []  # that are not sent yet
@@ -164,11 +197,8 @@ class AudioContext:
     # ------------------------------------------------------------ tokens
 
     async def push(self, text: str, apart: bool = False) -> None:
-        """Take a token into the context's utterance.
-
-        Args:
-            apart: it is a whole text, such as a sentence, which a blank sets apart from the text before it.
-        """
+        """Take a token into the context's utterance. `apart`: it is a whole text, such as a sentence, which a blank
+        sets apart from the text before it."""
         self.text_at = monotonic()
         if self.failed or self._cancelled:
             return
@@ -193,10 +223,11 @@ class AudioContext:
         if self.text_ended:
             return
         self.text_ended = True
-        if self._reader is None or self._read_all or self.session is None:
+        if self._reader is None or self._reader.done():
             await self._host.close_context(self.id)
             return
         try:
+            assert self.session
             await self.session.end_text()
         except NoWordsError:
             pass  # the reader is told too
@@ -213,7 +244,6 @@ class AudioContext:
             self.wordless = True
         except Exception as error:
             await self._fail(error)
-        self._read_all = True
         if self.text_ended:
             await self._host.close_context(self.id)
 
@@ -239,11 +269,8 @@ class AudioContext:
         self._reader = None  # breaks a reference cycle: a cancelled task holds its frames
 
     def begin(self, rate: int, least_first_s: float = 0.0) -> None:
-        """Begin a session. Its audio comes at `rate` Hz and follows the context's earlier audio.
-
-        Args:
-            least_first_s: seconds of the context's first audio frame at least.
-        """
+        """Begin a session. Its audio comes at `rate` Hz and follows the context's earlier audio. `least_first_s`:
+        seconds of the context's first audio frame at least."""
         self._least_first_s = least_first_s
         self._trimmed_before_s = self.trimmed_s
         self._edges = None
@@ -289,11 +316,8 @@ class AudioContext:
         return TTSAudioRawFrame(pcm16(samples), rate, 1, context_id=self.id)
 
     async def _send_words(self, words: list[tuple[str, float]]) -> None:
-        """Send words to the pipeline. They wait while the context's first audio is held back.
-
-        Args:
-            words: each with its beginning, in seconds from the utterance's first sample.
-        """
+        """Send words to the pipeline, each with its beginning, in seconds from the utterance's first sample. They wait
+        while the context's first audio is held back."""
         self._words += words
         if not self._words or self._first_audio_at is None and len(self._held):
             return

@@ -25,11 +25,8 @@ _HARMLESS = (
 
 
 def check_port() -> None:
-    """Check that the command line's port is free. A script calls this before it loads a model.
-
-    Raises:
-        SystemExit: the port is not free; the message names `--port`.
-    """
+    """Check that the command line's port is free. A script calls this before it loads a model. Raises SystemExit: it is
+    not free; the message names `--port`."""
     options = _runner_options()
     if options.direct or options.transport == "vonage":  # these do not listen
         return
@@ -54,11 +51,7 @@ def check_port() -> None:
 def run(parser: argparse.ArgumentParser | None = None) -> None:
     """Run Pipecat's runner for the calling script's `bot(runner_args)`, with our page at /. Our page needs no internet;
     the runner's own page at /client loads a script from it. With -v the console shows everything, else what
-    `log_to_console` leaves.
-
-    Args:
-        parser: Has the script's own options, as for the runner's `main`.
-    """
+    `log_to_console` leaves. `parser`: has the script's own options, as for the runner's `main`."""
     from fastapi.responses import FileResponse
     from pipecat.runner.run import app, main
 
@@ -84,11 +77,8 @@ def run(parser: argparse.ArgumentParser | None = None) -> None:
 
 
 def log_to_console(verbose: bool = False) -> None:
-    """Let loguru write warnings, errors and TurnLog's lines to standard error, and nothing else.
-
-    Args:
-        verbose: Let it write everything.
-    """
+    """Let loguru write warnings, errors and TurnLog's lines to standard error, and nothing else. `verbose`: let it
+    write everything."""
     logger.remove()
     if verbose:
         logger.add(sys.stderr, level="DEBUG")

@@ -25,8 +25,7 @@ from qwen_megakernel.engine.options import EngineArguments, EngineOptions
 from qwen_megakernel.errors import CheckpointError, EngineClosed, RequestError, SpeakerError, VoiceError
 from qwen_megakernel.model.conditioning import AUTO
 from qwen_megakernel.model.voice import Voice
-from qwen_megakernel.pipecat.audio_context import SpeechMetricsData
-from qwen_megakernel.pipecat.host import Opening
+from qwen_megakernel.pipecat.audio_context import Opening, SpeechMetricsData
 from qwen_megakernel.pipecat.service import ServiceArguments, SpeechService
 from qwen_megakernel.pipecat.settings import SpeechSettings, check_names
 from qwen_megakernel.speech import shared as shared_engine
@@ -122,11 +121,7 @@ class MegakernelTTSService(SpeechService):
         self._engine_options = EngineArguments(**(engine_options or {}))
         self._conversation = Conversation()
         self._executor: ThreadPoolExecutor | None = None  # while a pipeline runs
-        known = (engine.variant, engine.speakers, engine.languages) if engine else _known_of(self._model)
-        self._check_settings(self._settings, *(known or (None, None, None)))
-        self._options(self._settings)
-        if engine:
-            self._request(engine)
+        self._check(self._settings)
 
     @classmethod
     async def warmup(
@@ -158,8 +153,7 @@ class MegakernelTTSService(SpeechService):
         if self._engine is None:
             logger.info(f"{self}: attaching to the engine of {self._model}")
             self._engine = await shared_engine.acquire(self._model, **self._engine_options)
-            self._check_settings(self._settings, self._engine.variant, self._engine.speakers, self._engine.languages)
-            self._request(self._engine)
+            self._check(self._settings)
         await self._load_front_end()
 
     async def _load_front_end(self) -> None:
@@ -232,24 +226,14 @@ class MegakernelTTSService(SpeechService):
         return _same_model(model, self._settings.model)
 
     def _check(self, settings: MegakernelTTSSettings) -> None:
-        if self._engine:
-            self._check_settings(settings, self._engine.variant, self._engine.speakers, self._engine.languages)
-            self._request(self._engine, settings)
-        self._options(settings)
-
-    def _check_settings(
-        self,
-        settings: MegakernelTTSSettings,
-        variant: str | None,
-        speakers: tuple[str, ...] | None,
-        languages: tuple[str, ...] | None,
-    ) -> None:
-        """Check settings. Variant, speakers and languages are None if the model is not on this machine yet. Then only
-        settings that no model takes are refused."""
+        """If the model is not on this machine yet, only settings that no model takes are refused."""
+        engine = self._engine or self._given_engine
+        known = (engine.variant, engine.speakers, engine.languages) if engine else _known_of(self._model)
+        variant, speakers, languages = known or (None, None, None)
         voice = settings.voice
         foreign = isinstance(voice, Voice) and variant != "base"
         # A loaded engine checks this itself.
-        if foreign and variant and self._engine is None and not self._engine_options.get("allow_foreign_voice"):
+        if foreign and variant and engine is None and not self._engine_options.get("allow_foreign_voice"):
             raise VoiceError(f"a saved voice needs a Base checkpoint; this one is {variant}{foreign_hint(variant)}")
         if voice is not None and not isinstance(voice, (str, Voice)):
             raise SpeakerError(f"voice must be a speaker's name or a Voice, got {type(voice).__name__}")
@@ -258,6 +242,9 @@ class MegakernelTTSService(SpeechService):
         check_names(settings, speakers, languages, unseen=unseen, no_voices=no_voices)
         if voice is None and variant == "base":
             raise SpeakerError("a Base checkpoint needs a voice: settings=Settings(voice=engine.create_voice(...))")
+        self._options(settings)
+        if engine:
+            self._request(engine, settings)
 
     def _request(self, engine: TTSEngine, settings: MegakernelTTSSettings | None = None) -> SpeechRequest:
         """How the next text is spoken."""

@@ -48,20 +48,12 @@ class OfflineLLM(FrameProcessor):
     """Takes the place of an LLM service in a pipeline and pushes the same frames."""
 
     def __init__(self, *, token_s: float = 0.03, **kwargs):
-        """Args:
-        token_s: Seconds between two tokens.
-        **kwargs: For `FrameProcessor`.
-        """
+        """`token_s`: seconds between two tokens. `**kwargs`: for `FrameProcessor`."""
         super().__init__(**kwargs)
         self._token_s = token_s
 
     async def process_frame(self, frame: Frame, direction: FrameDirection):
-        """Answer a context. An interruption cancels the task that runs this, which ends the answer.
-
-        Args:
-            frame: Any.
-            direction: The frame's direction.
-        """
+        """Answer a context. An interruption cancels the task that runs this, which ends the answer."""
         await super().process_frame(frame, direction)
         if not isinstance(frame, LLMContextFrame):
             await self.push_frame(frame, direction)

@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Unpack
 
@@ -34,7 +33,7 @@ from qwen_megakernel.errors import (
     TTSError,
 )
 from qwen_megakernel.pipecat.address import HandshakeRefused, socket_url
-from qwen_megakernel.pipecat.host import Opening
+from qwen_megakernel.pipecat.audio_context import Opening
 from qwen_megakernel.pipecat.remote_session import RemoteSession
 from qwen_megakernel.pipecat.service import ServiceArguments, SpeechService
 from qwen_megakernel.pipecat.settings import SpeechSettings, check_names
@@ -80,8 +79,6 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         on_connection_error: Called with the message.
     """
 
-    Settings = SpeechSettings
-    _settings: SpeechSettings
     _entrance = "remote"
 
     def __init__(
@@ -117,12 +114,11 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         super().__init__(trim_leading_silence=trim_leading_silence, settings=store, **kwargs)
         self._token = token
         self._named_model = store.model  # None: the server's, whichever it is
-        self._server: _Server | None = None  # of the latest connection
+        self._hello: dict[str, Any] = {}  # the server's first message, which lists what it has
         self._ready = asyncio.Event()  # the socket is open, and the server has told its voices and languages
         self._receive_task: asyncio.Task | None = None
         self._ping_task: asyncio.Task | None = None
         self._sessions: dict[str, RemoteSession] = {}  # by name, until the server ends them
-        self._by_number: dict[int, RemoteSession] = {}
         self._count = itertools.count(1)
         self._told_ignored: set[str] = set()
         self._check(self._settings)
@@ -218,8 +214,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         model = message["model"]
         if self._named_model not in (None, model):
             raise RequestError(f"the settings name the model {self._named_model!r}, but {self._url} has {model!r}")
-        listed = (tuple(message.get(name, ())) for name in ("voices", "languages", "settings"))
-        self._server = _Server(message["sample_rate"], *listed)
+        self._hello = message
         self._check(self._settings)
         self._settings.model = model
         self.set_core_metrics_data(MetricsData(processor=self.name, model=model))
@@ -239,21 +234,18 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             raise ConnectionError(f"the connection to {self._url} is lost; send the text again")
         await self._websocket.send(json.dumps({"type": kind, **fields}))
 
+    async def try_to_send(self, kind: str, **fields: Any) -> None:
+        """See `Line`."""
+        try:
+            await self.send(kind, **fields)
+        except (OSError, WebSocketException) as error:  # the server has cancelled all; the receive loop connects again
+            logger.debug(f"{self}: {error}")
+
     async def _ping(self) -> None:
         """The server closes a socket on which nothing comes."""
         while True:
             await asyncio.sleep(_PING_S)
-            try:
-                await self.send("ping")
-            except (OSError, WebSocketException) as error:  # the receive loop connects again
-                logger.debug(f"{self}: {error}")
-
-    async def cancel_remote(self, name: str) -> None:
-        """See `Line`."""
-        try:
-            await self.send("cancel", context=name)
-        except (OSError, WebSocketException) as error:  # the socket broke, so the server has cancelled the context
-            logger.debug(f"{self}: {error}")
+            await self.try_to_send("ping")
 
     async def _receive_messages(self):
         try:
@@ -268,9 +260,10 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             await self._lose_contexts()
 
     def _handle_audio(self, message: bytes) -> None:
-        session = self._by_number.get(int.from_bytes(message[:4], "little"))
-        if session:  # else it was cancelled, and this audio came late
-            session.items.put_nowait(message[4:])
+        number = int.from_bytes(message[:4], "little")
+        for session in self._sessions.values():  # none, if it was cancelled and this audio came late
+            if session.number == number:
+                session.items.put_nowait(message[4:])
 
     async def _handle(self, message: dict[str, Any]) -> None:
         kind, name = message["type"], message.get("context")
@@ -289,23 +282,17 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         elif kind in ("begin", "words", "end"):
             if kind == "begin":
                 session.number = message["number"]
-                self._by_number[session.number] = session
+                self._warn_of_ignored(message.get("ignored", ()))
             elif kind == "end":
                 self.forget(session)
             session.items.put_nowait(message)
         else:
             logger.debug(f"{self}: unknown message {kind!r}")
 
-    def remember(self, session: RemoteSession) -> None:
-        """See `Line`."""
-        self._sessions[session.name] = session
-
     def forget(self, session: RemoteSession) -> None:
         """See `Line`."""
         session.done = True
         self._sessions.pop(session.name, None)
-        if session.number is not None:
-            self._by_number.pop(session.number, None)
 
     async def _lose_contexts(self) -> None:
         """End the utterances of a broken socket. An audio context must get its error before it is closed."""
@@ -322,25 +309,23 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
 
     async def open_session(self, context_id: str, reading: str, text: str, *, complete: bool) -> Opening:
         await self._ensure_connected()
-        assert self._server
         settings: dict[str, Any] = {**self._options(self._settings)}
         fields = {name: settings[row.name] for name, row in options_of("socket").items() if row.name in settings}
-        if "turn" in self._server.settings:
+        if "turn" in self._hello.get("settings", ()):
             fields["turn"] = reading
-        else:
+        else:  # a server before 0.3
             text = text.lstrip()  # it says how the text goes on
         tail = f"/{next(self._count)}"
-        session = RemoteSession(
-            self, context_id[: MOST_CONTEXT_NAME - len(tail)] + tail, capped="max_frames" in settings
-        )
+        name = context_id[: MOST_CONTEXT_NAME - len(tail)] + tail
+        session = self._sessions[name] = RemoteSession(self, name, capped="max_frames" in settings)
         begin = partial(session.begin, text, complete, {"words": True} | fields)
-        return Opening(session, begin, self._server.sample_rate)
+        return Opening(session, begin, self._hello["sample_rate"])
 
     async def tell(self, ended: Ended) -> None:
         logger.debug(f"{self}: {ended.seconds:.2f} s, {ended.finish_reason}, seed {ended.seed}")
 
-    def warn_of_ignored(self, names: Sequence[str]) -> None:
-        """See `Line`."""
+    def _warn_of_ignored(self, names: Sequence[str]) -> None:
+        """Warn, once for each, of settings that change nothing."""
         for name in sorted({*names} - self._told_ignored):
             self._told_ignored.add(name)
             logger.warning(f"{self}: {name} changes nothing, the server says")
@@ -358,8 +343,8 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         if settings.voice is not None and not isinstance(settings.voice, str):
             raise SpeakerError(f"voice must be a voice's name, got {type(settings.voice).__name__}")
         unseen = f"none yet, because {self._url} has not answered"
-        voices, languages = (self._server.voices, self._server.languages) if self._server else (None, None)
-        check_names(settings, voices, languages, unseen=unseen, no_voices="none" if self._server else unseen)
+        voices, languages = self._hello.get("voices"), self._hello.get("languages")
+        check_names(settings, voices, languages, unseen=unseen, no_voices="none" if self._hello else unseen)
         self._options(settings)
 
     def _classify_error(self, exception: Exception) -> ErrorCategory | None:
@@ -368,16 +353,6 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         if isinstance(exception, (OSError, WebSocketException)):
             return ErrorCategory.CONNECTIVITY
         return super()._classify_error(exception)
-
-
-@dataclass
-class _Server:
-    """What the server has, according to its "hello" message."""
-
-    sample_rate: int
-    voices: tuple[str, ...]
-    languages: tuple[str, ...]
-    settings: tuple[str, ...]  # that a context may have; empty for a server before 0.3
 
 
 def _error_of(message: dict[str, Any]) -> TTSError:

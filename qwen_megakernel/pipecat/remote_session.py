@@ -1,7 +1,8 @@
 """RemoteSession: speech of one text by a server, as a Pipecat service holds it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,55 +18,35 @@ class Line(Protocol):
     async def send(self, kind: str, **fields: Any) -> None:
         """Send a message. Raises OSError or WebSocketException: the socket is broken."""
 
-    def remember(self, session: "RemoteSession") -> None:
-        """Give a session the messages that bear its name."""
-
     def forget(self, session: "RemoteSession") -> None:
         """Give a session that has ended, or that nobody waits for, no more messages."""
 
-    async def cancel_remote(self, name: str) -> None:
-        """Cancel a context on the server. Never fails."""
-
-    def warn_of_ignored(self, names: Sequence[str]) -> None:
-        """Warn, once for each, of settings that change nothing."""
+    async def try_to_send(self, kind: str, **fields: Any) -> None:
+        """Send a message that means nothing to a broken socket. Never fails."""
 
     def create_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task:
         """Run something beside the frames, until the pipeline ends."""
 
 
+@dataclass(eq=False)
 class RemoteSession:
-    """A context on the socket, as `speech.events.Session` describes it.
+    """A context on the socket, as `speech.events.Session` describes it."""
 
-    Attributes:
-        name: the context's name.
-        number: the number of its audio; None before the server's "begin".
-        done: the server has ended it, it was cancelled, or the socket broke.
-        capped: the settings say how long speech may be, so reaching that is no error.
-        items: messages, PCM and errors from the server. None: the socket broke, and that was reported.
-    """
-
-    def __init__(self, line: Line, name: str, *, capped: bool):
-        self._line = line
-        self.name = name
-        self.capped = capped
-        self._text_open = False  # more text may come
-        self.number: int | None = None
-        self.begun = False
-        self.done = False
-        self.items: asyncio.Queue[bytes | dict[str, Any] | Exception | None] = asyncio.Queue()
+    _line: Line
+    name: str  # the context's
+    capped: bool  # the settings say how long speech may be, so reaching that is no error
+    number: int | None = None  # of its audio; None before the server's "begin"
+    begun: bool = False
+    done: bool = False  # the server has ended it, it was cancelled, or the socket broke
+    _text_open: bool = False  # more text may come
+    items: asyncio.Queue[bytes | dict[str, Any] | Exception | None] = field(default_factory=asyncio.Queue)
+    """Messages, PCM and errors from the server. None: the socket broke, and that was reported."""
 
     async def begin(self, text: str, complete: bool, fields: dict[str, Any]) -> None:
-        """
-        Args:
-            complete: no more text will come.
-            fields: further fields of the context's first message.
-
-        Raises:
-            ConnectionError: the socket is broken.
-        """
+        """`complete`: no more text will come. `fields`: further ones of the context's first message. Raises
+        ConnectionError: the socket is broken."""
         self.begun = True
         self._text_open = not complete
-        self._line.remember(self)
         await self._send("text", text=text, end=complete, **fields)
 
     async def push_text(self, text: str) -> None:
@@ -95,7 +76,7 @@ class RemoteSession:
         if self.begun and not self.done:
             self._line.forget(self)
             self.items.put_nowait(None)  # a sentence that may not be interrupted still waits for more
-            self._line.create_task(self._line.cancel_remote(self.name))
+            self._line.create_task(self._line.try_to_send("cancel", context=self.name))
 
     def end_word(self) -> list[tuple[str, float]]:
         """The server tells words by itself."""
@@ -109,7 +90,6 @@ class RemoteSession:
             if isinstance(item, bytes):
                 yield Sound(np.frombuffer(item, "<i2").astype(np.float32) / 32767)
             elif item["type"] == "begin":
-                self._line.warn_of_ignored(item.get("ignored", ()))
                 yield Began(item.get("seed", 0))
             elif item["type"] == "words":
                 yield Words([(word, at) for word, at in item["words"]])
@@ -125,4 +105,4 @@ class RemoteSession:
     async def _end_late_text(self) -> None:
         """Text that came to the server after it ended the context has opened a new one of this name there."""
         if self._text_open:
-            await self._line.cancel_remote(self.name)
+            await self._line.try_to_send("cancel", context=self.name)

@@ -31,25 +31,14 @@ class Sentences(SimpleTextAggregator):
             self._came = ""
 
     async def aggregate(self, text: str) -> AsyncIterator[Aggregation]:
-        """Take text.
-
-        Args:
-            text: Some.
-
-        Yields:
-            Sentences that are complete; in TOKEN mode the text.
-        """
+        """Take text. Yields sentences that are complete; in TOKEN mode the text."""
         self._came += text
         async for one in super().aggregate(text):
             self._take_gap(one.text)
             yield one
 
     async def flush(self) -> Aggregation | None:
-        """Take what waits to be a sentence for one.
-
-        Returns:
-            It, if any.
-        """
+        """Take what waits to be a sentence, if any, for one."""
         came = self._came
         rest = await super().flush()  # which forgets what came
         self._came = came

@@ -24,10 +24,8 @@ from pipecat.utils.types import NOT_GIVEN, is_given
 
 from qwen_megakernel.errors import EngineBusy, LanguageError, RequestError, SpeakerError, VoiceError
 from qwen_megakernel.pipecat.audio_context import AudioContext
-from qwen_megakernel.pipecat.host import Opening
 from qwen_megakernel.pipecat.settings import SpeechSettings
 from qwen_megakernel.pipecat.turns import BARE, TurnService
-from qwen_megakernel.speech.events import Ended
 from qwen_megakernel.speech.options import RequestOptions
 from spoken_text.languages import NAMES, primary_subtag
 
@@ -131,39 +129,19 @@ class SpeechService(TurnService):
     def _check(self, settings: SpeechSettings) -> None:
         """Raises RequestError if the service cannot speak with these settings."""
 
-    @abstractmethod
-    async def open_session(self, context_id: str, reading: Any, text: str, *, complete: bool) -> Opening:
-        """See `Host`."""
-
-    @abstractmethod
-    async def tell(self, ended: Ended) -> None:
-        """See `Host`."""
-
     # ------------------------------------------------------------ speaking
 
-    def _reading_of_turn(self) -> tuple[Any, bool]:
-        """What the utterances of the open turn, or of bare text, share; and whether others have used it before."""
+    @traced_tts
+    async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
+        """Speak a sentence, or take a token into the context's utterance. Yields audio frames at the pipeline's rate,
+        and an error frame for what cannot be spoken; in TOKEN mode nothing."""
         turn = self._turn_context_id or BARE
         goes_on = turn in self._readings
         if not goes_on:
             self._readings[turn] = self._new_reading()
-        return self._readings[turn], goes_on
-
-    @traced_tts
-    async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
-        """Speak a sentence, or take a token into the context's utterance.
-
-        Args:
-            text: A sentence; in TOKEN mode a piece of text.
-            context_id: The turn's context.
-
-        Yields:
-            Audio frames at the pipeline's rate, and an error frame for what cannot be spoken; in TOKEN mode nothing.
-        """
-        reading, goes_on = self._reading_of_turn()
         context = self._contexts.get(context_id)
         if context is None:
-            context = self._contexts[context_id] = AudioContext(self, context_id, reading)
+            context = self._contexts[context_id] = AudioContext(self, context_id, self._readings[turn])
         if self.in_tokens:
             await context.push(text, apart=self._apart)
             yield None

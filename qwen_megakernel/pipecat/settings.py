@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from pipecat.services.settings import TTSSettings
 from pipecat.transcriptions.language import Language
@@ -59,21 +59,13 @@ class SpeechSettings(TTSSettings):
     @classmethod
     def unset(cls, model: str | None) -> Self:
         """Settings with every option's default."""
-        settings = cls(model=model)
-        for name in OPTIONS:
-            setattr(settings, name, None)
-        return settings
+        defaults: dict[str, Any] = dict.fromkeys(OPTIONS)
+        return cls(model=model, **defaults)
 
     def options(self, entrance: str, *, in_tokens: bool) -> RequestOptions:
-        """The options that are set, checked as far as no model is needed.
-
-        Args:
-            entrance: "pipecat" or "remote".
-            in_tokens: the service is in TOKEN mode.
-
-        Raises:
-            RequestError: a value of another type or out of range, or text in pieces cannot be spoken like this.
-        """
+        """The options that are set, checked as far as no model is needed. `entrance`: "pipecat" or "remote".
+        `in_tokens`: the service is in TOKEN mode. Raises RequestError: a value of another type or out of range, or text
+        in pieces cannot be spoken like this."""
         given = {name: getattr(self, name) for name in OPTIONS}
         options = read_options({name: value for name, value in given.items() if value is not None}, entrance)
         if options.get("non_streaming_mode") and in_tokens:

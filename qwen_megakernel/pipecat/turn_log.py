@@ -43,11 +43,7 @@ class TurnLog(BaseObserver):
         self._told: deque[str] = deque(maxlen=100)  # those of turns whose lines were logged
 
     async def on_push_frame(self, data: FramePushed):
-        """Follow the turn.
-
-        Args:
-            data: A frame, its source, and its time in ns.
-        """
+        """Follow the turn. `data`: a frame, its source, and its time in ns."""
         frame = data.frame
         if not isinstance(frame, _KINDS) or frame.id in self._seen:
             return
@@ -82,28 +78,16 @@ class TurnLog(BaseObserver):
 
 @dataclass
 class _Turn:
-    """Attributes:
-    text: what the user said; empty for a greeting.
-    asked: time of the question, in seconds of the pipeline's clock.
-    first: time of the first piece of audio, by the same clock.
-    lead: least lead: seconds of audio that the listener had not yet heard when more came.
-    """
-
-    text: str
-    asked: float
-    first: float | None = None
-    lead: float | None = None
+    text: str  # what the user said; empty for a greeting
+    asked: float  # time of the question, in seconds of the pipeline's clock
+    first: float | None = None  # time of the first piece of audio, by the same clock
+    lead: float | None = None  # least lead: seconds of audio that the listener had not yet heard when more came
     utterances: list[SpeechMetricsData] = field(default_factory=list)
     _made: float = 0.0  # seconds of audio
     _waited: float = 0.0  # seconds for which the listener heard nothing
 
     def hear(self, now: float, seconds: float) -> None:
-        """Take audio.
-
-        Args:
-            now: the time, in seconds of the pipeline's clock.
-            seconds: the audio's length.
-        """
+        """Take audio. `now`: in seconds of the pipeline's clock. `seconds`: the audio's length."""
         if self.first is not None:
             lead = self._made + self._waited - (now - self.first)
             self.lead = lead if self.lead is None else min(self.lead, lead)

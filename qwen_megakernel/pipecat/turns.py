@@ -33,16 +33,14 @@ from pipecat.frames.frames import (
     TextFrame,
     TextType,
     TTSSpeakFrame,
-    TTSStoppedFrame,
     TTSTextFrame,
 )
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
-from pipecat.services.tts_service import TTSService
 from pipecat.utils.context.audio_context_manager import AudioContextManager
 from pipecat.utils.text.base_text_aggregator import BaseTextAggregator
 
 from qwen_megakernel.errors import RequestError
-from qwen_megakernel.pipecat.audio_context import AudioContext
+from qwen_megakernel.pipecat.audio_context import AudioContext, Host
 from qwen_megakernel.pipecat.sentences import Sentences
 from spoken_text.sentence import LONGEST_END, STALL_S, ends_sentence
 
@@ -55,13 +53,9 @@ BARE = ""  # stands for the turn of text that belongs to none
 
 @dataclass
 class _FlushFrame(ControlFrame):
-    """The service sends this to itself. Unlike a system frame it stays in order with the text.
+    """The service sends this to itself. Unlike a system frame it stays in order with the text."""
 
-    Parameters:
-        texts: count of the texts before it; it is void if more have come. -1: it is never void.
-    """
-
-    texts: int = -1
+    texts: int = -1  # count of the texts before it; it is void if more have come. -1: it is never void
 
 
 def _keep_cancelled() -> None:
@@ -72,7 +66,7 @@ def _keep_cancelled() -> None:
         raise asyncio.CancelledError
 
 
-class TurnService(TTSService):
+class TurnService(Host):
     """A text-to-speech service with an `AudioContext` for each of Pipecat's audio contexts."""
 
     _text_aggregator: Sentences
@@ -135,12 +129,7 @@ class TurnService(TTSService):
     # ------------------------------------------------------------ turns
 
     async def process_frame(self, frame: Frame, direction: FrameDirection):
-        """Speak text, and see that every turn ends. Before a function call, finish speaking the text so far.
-
-        Args:
-            frame: Any.
-            direction: The frame's direction.
-        """
+        """Speak text, and see that every turn ends. Before a function call, finish speaking the text so far."""
         if isinstance(frame, _FlushFrame):
             await self._flush(frame)
             return
@@ -217,22 +206,10 @@ class TurnService(TTSService):
     async def _end_context(self, context_id: str) -> None:
         """No more text of this context will come."""
         await self.finish_words(context_id)
-        if self.in_tokens:
-            await self.flush_audio(context_id)
-        else:
-            await self.close_context(context_id)
-
-    async def finish_words(self, context_id: str) -> None:
-        """See `Host`. Only in TOKEN mode are there any."""
-        frames = await self._aggregated_frame_sequencer.finalize(context_id)
-        await self._push_sequencer_frames(frames, context_id)
+        await self.flush_audio(context_id)
 
     def create_context_id(self) -> str:
-        """The turn's context. In TOKEN mode bare tokens share one, too.
-
-        Returns:
-            Its id.
-        """
+        """The id of the turn's context. In TOKEN mode bare tokens share one, too."""
         if not (self._bare and self.in_tokens):
             return super().create_context_id()
         if self._bare_id is None or not self.audio_context_available(self._bare_id):
@@ -291,25 +268,13 @@ class TurnService(TTSService):
     # ------------------------------------------------------------ audio contexts
 
     async def flush_audio(self, context_id: str | None = None):
-        """End the turn's text.
-
-        Args:
-            context_id: The turn's context; None: the one that plays.
-        """
+        """End a context's text. `context_id`: None: the one that plays."""
         context_id = context_id or self.get_active_audio_context_id()
         context = self._contexts.get(context_id) if context_id else None
-        if context is None:  # the service was not usable, so it got no text
-            await self.close_context(context_id)
-        elif self.in_tokens:
+        if context and self.in_tokens:
             await context.end_text()
-        else:  # its last sentence may have been silent. Then nothing else closes it
+        else:  # nothing else closes it if its last sentence was silent, or if it got no text: it was not usable
             await self.close_context(context_id)
-
-    async def close_context(self, context_id: str | None) -> None:
-        """See `Host`."""
-        if context_id and self.audio_context_available(context_id):
-            await self.append_to_audio_context(context_id, TTSStoppedFrame(context_id=context_id))
-            await self.remove_audio_context(context_id)
 
     async def _next_audio_context_item(self, context_id: str) -> Any:
         """Wait for the context's next item: not for a fixed time, but while one may come."""
@@ -349,20 +314,12 @@ class TurnService(TTSService):
         return True
 
     async def on_audio_context_interrupted(self, context_id: str):
-        """Barge-in: stop the utterance of this context and no other.
-
-        Args:
-            context_id: The context that was dropped.
-        """
+        """Barge-in: stop the utterance of this context and no other."""
         self._drop_context(context_id, interrupted=True)
         await super().on_audio_context_interrupted(context_id)
 
     async def on_audio_context_completed(self, context_id: str):
-        """Forget a context that was played to its end.
-
-        Args:
-            context_id: That context.
-        """
+        """Forget a context that was played to its end."""
         self._drop_context(context_id)
         await super().on_audio_context_completed(context_id)
 
@@ -393,12 +350,7 @@ class TurnService(TTSService):
             self._unheard = None
 
     async def push_frame(self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM):
-        """Leave out words that were not heard, and mark the times of others as estimates.
-
-        Args:
-            frame: Any.
-            direction: The frame's direction.
-        """
+        """Leave out words that were not heard, and mark the times of others as estimates."""
         if isinstance(frame, (TTSTextFrame, AggregatedTextProgressFrame)):
             if self._unheard and frame.context_id == self._unheard:
                 return

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 from qwen_audiobook import __version__
@@ -21,20 +20,14 @@ _TAG = (
     "is a tag, and neither WAV nor raw PCM has tags: name another file with --output, such as book.m4b, or leave the "
     "tag out"
 )
-RULES = (Idle("title", _has_no_tags, _TAG), Idle("author", _has_no_tags, _TAG))
-
-
-def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The options of a command line. `words`: without the program's name."""
-    parser = make_parser()
-    return parser.parse_args(words)
+_RULES = (Idle("title", _has_no_tags, _TAG), Idle("author", _has_no_tags, _TAG))
 
 
 def make_parser() -> CommandParser:
     parser = CommandParser(
         prog="qwen-audiobook", description="Speak a book with Qwen3-TTS: chapters, subtitles, speakers, loudness."
     )
-    parser.set_defaults(parser=parser)
+    parser.set_defaults(parser=parser, rules=_RULES)
     parser.add_argument("--version", action="version", version=f"qwen-audiobook {__version__}")
     add_reading_options(parser, "text, Markdown or EPUB", "--speakers and --voice")
     add = parser.add_argument

@@ -3,6 +3,7 @@
 import argparse
 import tempfile
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from qwen_audiobook.binding import BookBinder, Leveller
@@ -105,12 +106,11 @@ def _places_of(args: argparse.Namespace, output: str, book: Book, tags: dict[str
     return places
 
 
+@dataclass
 class _Requests:
-    def __init__(self, engine: TTSEngine, options: RequestOptions, voices: dict[str, Voice]):
-        """`options`: for pieces that name no speaker. `voices`: saved voices, by the names that pieces may use."""
-        self._engine = engine
-        self._options = options
-        self._voices = voices
+    _engine: TTSEngine
+    _options: RequestOptions  # for pieces that name no speaker
+    _voices: dict[str, Voice]  # saved ones, by the names that pieces may use
 
     def pieces(self, pieces: list[Piece]) -> list[Piece]:
         """The pieces, checked and cut to fit a slot. Raises SpeakerError: one names an unknown speaker. Raises

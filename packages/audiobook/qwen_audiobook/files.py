@@ -2,7 +2,6 @@
 subtitles also read and edit; writing takes few lines."""
 
 import html
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -138,12 +137,8 @@ class BookFiles:
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         if kind is None:
             self._finish()
-            return
-        try:
+        else:
             self._stack.__exit__(kind, *error)
-        finally:
-            if self._file and self._file.kept:
-                print(f"kept    {self._file.path}: what was said so far", file=sys.stderr)
 
     def _open(self) -> None:
         place = self._places[self._number]
