@@ -31,15 +31,12 @@ class FrameDecoder(Protocol):
     max_positions: int
     width: int
     """Slots that a launch computes together. This is cheaper than one by one, but an error then hits all of them."""
+    weight_bytes: int  # memory of everything but keys and values
 
     @property
     def recent_codes(self) -> Tensor | None:
         """int32 [slots, RECENT_FRAMES, groups] on the device, or None. After a launch, in CUDA stream order, row
         f % RECENT_FRAMES holds frame f of a slot. End of speech appears there as a code 0."""
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of everything but keys and values."""
 
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
         """Begin a sequence in a slot: prefill the prompt, all but its last row at least. A prompt's prefix is computed

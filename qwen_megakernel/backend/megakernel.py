@@ -153,9 +153,8 @@ def free_memory(device: torch.device) -> int:
     """Bytes of a GPU that this process may still take: what torch holds but does not use counts, and its limit too."""
     free, total = torch.cuda.mem_get_info(device)
     used = torch.cuda.memory_allocated(device)
-    share = getattr(
-        torch.cuda, "get_per_process_memory_fraction", lambda _device: 1.0
-    )  # torch 2.7 has no such function
+    # torch 2.7 has no such function.
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _device: 1.0)
     return min(free + torch.cuda.memory_reserved(device) - used, int(share(device) * total) - used)
 
 
@@ -209,6 +208,7 @@ class MegakernelFrameDecoder:
             log.info("the code predictor's tables: %s", obstacle or f"{table_bytes(hidden) / 2**20:.0f} MiB")
         if tables:
             self.buffers |= _make_tables(hidden, device)
+        self.weight_bytes = sum(t.nbytes for name, t in self.buffers.items() if name != "kv")
         settings = {
             "eos_id": talker.codec_eos_id,
             "first_suppressed_id": talker.first_suppressed_id,
@@ -238,11 +238,6 @@ class MegakernelFrameDecoder:
         self._long = PagedPrefill(extension, stack, self.buffers, listed, page=PAGE_POSITIONS, pages=self._pages)
         of_slot = (self._page_tables, self._seen, self._rows, residuals, self.recent_codes)
         self._of_slot = list(zip(*of_slot, strict=True))
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of everything but keys and values."""
-        return sum(t.nbytes for name, t in self.buffers.items() if name != "kv")
 
     @torch.inference_mode()
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:

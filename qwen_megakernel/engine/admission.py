@@ -36,7 +36,7 @@ class Admission:
         self.slots = slots
         self.running_limit = slots  # the most sequences that have a slot at once, if all are heard at speed 1.0
         self._max_queue = max_queue
-        self._sustained = math.inf  # seconds of the model's audio a second, for live listeners
+        self.sustained = math.inf  # seconds of the model's audio a second, for live listeners
         # The loop's: sequences whose prompt is built. None: text came for a sequence, or one was cancelled.
         self.inbox: queue.SimpleQueue[SpeechSequence | None] = queue.SimpleQueue()
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # the watchdog's; None makes it look now
@@ -44,7 +44,7 @@ class Admission:
         self.closed = False  # it takes no more sequences
         self.draining = False  # the same, but the loop goes on
         self.ended = False  # the loop has settled every sequence, or never will
-        self._places = deque([None] * (slots + max_queue))  # free ones
+        self.places = deque([None] * (slots + max_queue))  # free ones
         self.open: set[SpeechSequence] = set()  # somebody may still wait for them
         self.unsettled: set[SpeechSequence] = set()  # their end is not known yet
         self._tally: queue.SimpleQueue[str] = queue.SimpleQueue()  # events not yet counted
@@ -54,15 +54,10 @@ class Admission:
     def sustain(self, audio_s_per_s: float) -> None:
         """Limit the running sequences to what the device sustains. Further callers wait in the queue, even if slots are
         free. Call it before other threads know the engine."""
-        self._sustained = _SUSTAINED * audio_s_per_s
-        self.running_limit = max(1, min(self.slots, int(self._sustained)))
+        self.sustained = _SUSTAINED * audio_s_per_s
+        self.running_limit = max(1, min(self.slots, int(self.sustained)))
         for _ in range(self.slots - self.running_limit):
-            self._places.pop()
-
-    def may_run(self, sequence: SpeechSequence, running: list[SpeechSequence]) -> bool:
-        """May it have a slot beside these? A listener at speed 2 needs the model's audio twice as fast."""
-        needed = sum(s.request.speed for s in (sequence, *running))
-        return not running or needed <= self._sustained
+            self.places.pop()
 
     def check_open(self) -> None:
         """Raises EngineClosed."""
@@ -76,7 +71,7 @@ class Admission:
     def check(self) -> None:
         """Is there a place for one more? Raises EngineClosed, EngineBusy: no."""
         self.check_open()
-        if not self._places:
+        if not self.places:
             self.tally("busy")
             raise EngineBusy(
                 f"all {self.running_limit} streams are taken and {self._max_queue} more wait, for a slot or for their "
@@ -86,7 +81,7 @@ class Admission:
     def admit(self, sequence: SpeechSequence) -> None:
         """Give a sequence its place. Raises EngineClosed, EngineBusy: nothing was taken."""
         try:
-            self._places.pop()
+            self.places.pop()
         except IndexError:
             self.check()
             return self.admit(sequence)
@@ -193,7 +188,7 @@ class Admission:
         self.tally(reason)
         if reason == "runaway":
             self.tally(f"runaway_{sequence.runaway}")
-        self._places.append(None)
+        self.places.append(None)
         if sequence.slot == NO_SLOT:
             sequence.forget()
         result.chunks.put(None)
@@ -201,10 +196,6 @@ class Admission:
         if self.ended:
             self.bell.put(None)  # it may be the last one that the watchdog waits for
         result.callbacks = None  # breaks a reference cycle, which would wait for the garbage collector
-
-    @property
-    def free_places(self) -> int:
-        return len(self._places)
 
     def tally(self, event: str) -> None:
         """Count one of `COUNTED`, later."""

@@ -193,7 +193,7 @@ class EngineCore:
 
     def forget(self) -> None:
         """Reset the counters and drop what was kept of voices' references. No sequence may be open."""
-        self.loop.pipeline.forget_references()
+        self.loop.pipeline.references.clear()
         self.admission.forget()
 
     def drain(self, seconds: float) -> None:

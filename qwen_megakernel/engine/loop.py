@@ -6,7 +6,6 @@ inbox -> queued -> [slot] -> prefill -> (frame -> vocoder -> chunk)* -> settled
 import contextlib
 import logging
 import queue
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -31,8 +30,8 @@ class Loop:
         admission: Admission,
         failures: Failures,
         slots: Slots,
-        spare: Callable[[], DevicePipeline] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        spare: Callable[[], DevicePipeline] | None,
+        clock: Callable[[], float],
     ):
         """`spare`: makes the pipeline that takes over once the kernels are given up. None: the engine then ends."""
         self._admission = admission

@@ -106,7 +106,7 @@ class Output:
         if pauses:
             self.effects.append(Padding(request.before_s, request.after_s, sample_rate, edges, request.speed))
         self._changed: list[np.ndarray] = []  # fp32 [n] each, what was handed out if there are effects
-        self._to_come: list[np.ndarray] = []  # codes of frames whose sound an effect has cut, or holds
+        self._to_come: list[np.ndarray] = []  # codes of frames that go out with the next chunk
         self._chunks = 0  # handed out
         self._samples = 0  # of these
         self.handed_frames = 0
@@ -141,22 +141,21 @@ class Output:
             for effect in self.effects:
                 rest = np.concatenate([effect.push(rest), effect.finish()])
             if len(rest) or self._to_come:
-                self._hand_out(rest, [])
+                self._hand_out(rest)
 
     def _hand_out_frames(self, frames: int) -> None:
         first, last = self.handed_frames, self.handed_frames + frames
-        samples, codes = np.concatenate(self.sound[first:last]), self.codes[first:last]
+        samples = np.concatenate(self.sound[first:last])
         for effect in self.effects:
             samples = effect.push(samples)
+        self._to_come += self.codes[first:last]
         self.handed_frames = last
-        if len(samples):
-            self._hand_out(samples, codes)
-        else:
-            self._to_come += codes
+        if len(samples):  # else an effect has cut them all, or holds them
+            self._hand_out(samples)
 
-    def _hand_out(self, samples: np.ndarray, codes: list[np.ndarray]) -> None:
-        """Hand out the next chunk: fp32 [n], int64 [groups] each."""
-        chunk = Chunk(samples, self._stack([*self._to_come, *codes]), self._sample_rate)
+    def _hand_out(self, samples: np.ndarray) -> None:
+        """Hand out the next chunk: fp32 [n]."""
+        chunk = Chunk(samples, self._stack(self._to_come), self._sample_rate)
         self._to_come = []
         now, seconds = self._stopwatch.clock(), len(samples) / self._sample_rate
         if self.first_chunk is None:

@@ -4,7 +4,6 @@ Callers never touch tensors of the engine's thread: text rows go in through a qu
 another (output.py).
 """
 
-import time
 from collections.abc import Callable
 from enum import Enum
 
@@ -57,12 +56,12 @@ class SpeechSequence:
     def __init__(
         self,
         request: Request,
-        on_chunk: Callable[[Chunk], None] | None = None,
-        on_end: Callable[[], None] | None = None,
+        on_chunk: Callable[[Chunk], None] | None,
+        on_end: Callable[[], None] | None,
         *,
         sample_rate: int,
         groups: int,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ):
         """`groups`: codes of a frame."""
         self.request = request

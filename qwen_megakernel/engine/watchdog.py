@@ -33,12 +33,9 @@ class Watchdog:
             began = self._loop.turn_began
             self._watch_callbacks(passed)
             turn, turn_s = began, turn_s + passed if began is not None and began == turn else 0.0
-            if turn_s > self._device_s:
-                self._end()
-
-    @property
-    def _device_s(self) -> float:
-        return self._default_s if self._patience.device_s is None else self._patience.device_s
+            device_s = self._patience.device_s or self._default_s
+            if turn_s > device_s:
+                self._end(device_s)
 
     def _watch_callbacks(self, passed: float) -> None:
         for sequence in self._admission.open.copy():
@@ -48,9 +45,9 @@ class Watchdog:
                     why = f"on_chunk did not return in {self._patience.callback_s:g} s: do not wait in it"
                     self._admission.abandon(sequence, CallbackError(why), "stuck")
 
-    def _end(self) -> None:
-        """End the engine, because the device does not answer."""
-        self._admission.fault = TimeoutError(f"the device did not answer for {self._device_s:g} s")
+    def _end(self, device_s: float) -> None:
+        """End the engine, because the device did not answer for `device_s` seconds."""
+        self._admission.fault = TimeoutError(f"the device did not answer for {device_s:g} s")
         self._admission.closed = True
         self._admission.ended = True
         self.hangs = True
