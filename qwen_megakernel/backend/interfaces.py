@@ -3,7 +3,7 @@
 frame.py defines a frame. Code 0 may be end of speech, which ends the sequence without a frame.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.errors import SpeechError
-from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.model.prompt import Prefix, Prompt
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import Portion, VocoderState
 from qwen_megakernel.sampling_params import SamplingParams
@@ -70,8 +70,8 @@ class FrameDecoder(Protocol):
         """After a KernelFault: forget every sequence, every launch and every kept prefix."""
 
     @property
-    def kept_prefixes(self) -> int:
-        """The number of prefixes whose keys and values are kept."""
+    def prefixes(self) -> Collection[Prefix]:
+        """Those whose keys and values are kept."""
 
 
 class Vocoder(Protocol):

@@ -225,7 +225,7 @@ class MegakernelFrameDecoder:
                 raise KernelFault("a wait inside the kernel took longer than its limit, while it filled its tables")
         self._sequences: dict[int, SlotSequence] = {}
         self._launches: deque[list[SlotSequence]] = deque()  # uncollected
-        self._prefixes: WeakKeyDictionary[Prefix, Tensor] = WeakKeyDictionary()
+        self.prefixes: WeakKeyDictionary[Prefix, Tensor] = WeakKeyDictionary()
         pages = torch.arange(slots * self._pages, dtype=torch.int32, device=device)
         self._page_tables = pages.view(slots, self._pages)
         self._rows = torch.zeros(slots, stack.hidden_size, device=device)  # next inputs
@@ -253,7 +253,7 @@ class MegakernelFrameDecoder:
         )
         # Few calls, because each lets other threads run Python. What can wait comes after the kernel's launch.
         prefix = prompt.prefix
-        kept = prefix and self._prefixes.get(prefix)
+        kept = prefix and self.prefixes.get(prefix)
         done = prefix.rows if prefix else 0
         self._launcher.begin(slot, *self._of_slot[slot], kept, done)
         if prefix and kept is None:
@@ -273,7 +273,7 @@ class MegakernelFrameDecoder:
         rows = rows.float()
         self._launcher.prefill(slot, rows[self._prefill_many(slot, rows, 0) :])  # by columns what `PagedPrefill` left
         first = slot * self._pages
-        self._prefixes[prefix] = self.buffers["kv"][first : first + -(-len(rows) // PAGE_POSITIONS)].clone()
+        self.prefixes[prefix] = self.buffers["kv"][first : first + -(-len(rows) // PAGE_POSITIONS)].clone()
 
     def _prefill_many(self, slot: int, rows: Tensor, position: int) -> int:
         """Prefill by `PagedPrefill` while there are many rows. Returns how many it took."""
@@ -325,10 +325,6 @@ class MegakernelFrameDecoder:
         self._launcher.observe(hidden, logits, None)
         return hidden, logits
 
-    @property
-    def kept_prefixes(self) -> int:
-        return len(self._prefixes)
-
     @torch.inference_mode()
     def recover(self) -> None:
         """After a KernelFault: forget it, every sequence and every kept prefix. Epochs only grow, so they stay."""
@@ -336,5 +332,5 @@ class MegakernelFrameDecoder:
             self._launches.popleft()
             self._launcher.collect()
         self._sequences.clear()
-        self._prefixes.clear()
+        self.prefixes.clear()
         self._fault.zero_()

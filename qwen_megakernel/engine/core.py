@@ -32,7 +32,7 @@ from qwen_megakernel.engine.loop import Loop
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.engine.sequence import FRAME_S, SpeechSequence
 from qwen_megakernel.engine.slots import Slots
-from qwen_megakernel.engine.watchdog import Watchdog
+from qwen_megakernel.engine.watchdog import watch
 from qwen_megakernel.errors import RequestError, TextEndedError
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.prompt_pieces import PromptPieces
@@ -81,10 +81,10 @@ class EngineCore:
         make_spare = (lambda: pipeline(spare())) if spare else None
         failures = Failures(self.admission, model.check_device, void)
         self.loop = Loop(pipeline(model), self.admission, failures, slots, make_spare, clock)
-        self.watchdog = Watchdog(self.admission, self.loop, limits.patience, _DEVICE_S[device.type])
         self._thread = threading.Thread(target=partial(_run, self.loop, model.cpu), name=_THREADS[0], daemon=True)
-        watch = threading.Thread(target=self.watchdog.run, name=_THREADS[1], daemon=True)
-        self.threads = (self._thread, watch)  # the loop's and the watchdog's
+        watching = partial(watch, self.admission, self.loop, limits.patience, _DEVICE_S[device.type])
+        watchdog = threading.Thread(target=watching, name=_THREADS[1], daemon=True)
+        self.threads = (self._thread, watchdog)
         if model.cpu:  # it computes frames one by one: it sustains what the time of one tells, or more
             audio_s_per_s = FRAME_S * model.cpu.frames_per_s
             self.admission.sustain(audio_s_per_s)
@@ -212,7 +212,7 @@ class EngineCore:
     def join(self) -> None:
         """Wait for the threads, unless this is one of them, or the loop hangs."""
         me, look_s = threading.current_thread(), self._limits.patience.look_s
-        while me is not self._thread and self._thread.is_alive() and not self.watchdog.hangs:
+        while me is not self._thread and self._thread.is_alive() and not self.loop.hangs:
             self._thread.join(timeout=look_s)
         end = time.monotonic() + 2 * look_s
         for sequence in self.admission.open.copy():  # callbacks may still have calls to make

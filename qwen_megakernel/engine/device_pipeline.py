@@ -7,21 +7,27 @@ beside the frames that come next.
 """
 
 import contextlib
+import queue
+import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from qwen_megakernel.backend.cpu_threads import use_threads
 from qwen_megakernel.backend.interfaces import LoadedModel
 from qwen_megakernel.engine.scheduler import Push, runs_out_soon
 from qwen_megakernel.engine.sequence import SpeechSequence
-from qwen_megakernel.engine.vocoder_thread import VocoderThread
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.vocoder import VocoderState
+
+VOCODER_THREAD = "qwen_megakernel vocoder"
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,3 +211,48 @@ class DevicePipeline:
         """End the vocoder's thread."""
         if self._beside:
             self._beside.close()
+
+
+class VocoderThread:
+    """On a CPU it computes the vocoder's calls, one after the other. Not thread-safe: one thread makes the calls.
+
+    A `ThreadPoolExecutor` would keep Python from ending while a call hangs. It also takes no calls once Python ends,
+    but an engine may still be at work then."""
+
+    def __init__(self, threads: int):
+        """`threads`: how many PyTorch uses for a call."""
+        self._threads = threads
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Compute `function(*args)` after the calls before it.
+
+        Raises:
+            RuntimeError: the process can have no more threads.
+        """
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=VOCODER_THREAD, daemon=True)
+            thread.start()
+            self._thread = thread
+            self.call(use_threads, self._threads).result()
+        future: Future[Any] = Future()
+        self._calls.put((future, partial(function, *args)))
+        return future
+
+    def close(self) -> None:
+        """End the thread after the calls so far."""
+        if self._thread:
+            self._calls.put(None)
+            self._thread.join()
+            self._thread = None
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        while call := self._calls.get():
+            future, function = call
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+            del call, future, function  # while it waits, it must keep no tensors

@@ -45,6 +45,7 @@ class Loop:
         self._news = False  # text came, or a cancel
         self.fell_back = False  # the spare took over
         self.turn_began: float | None = None  # when the thread began its turn; None while it rests
+        self.hangs = False  # the watchdog has given the thread up
 
     def _use(self, pipeline: DevicePipeline) -> None:
         self.pipeline = pipeline

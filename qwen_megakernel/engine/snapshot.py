@@ -69,7 +69,7 @@ def snapshot_of(core: EngineCore, kept_openings: int) -> Snapshot:
         in_flight=len(pipeline.in_flight) if pipeline else 0,
         inbox=admission.inbox.qsize(),
         kept_openings=kept_openings,
-        kept_prefixes=pipeline.decoder.kept_prefixes if pipeline else 0,
+        kept_prefixes=len(pipeline.decoder.prefixes) if pipeline else 0,
         kept_references=len(pipeline.references) if pipeline else 0,
         alive=core.threads[0].is_alive(),
     )
