@@ -49,18 +49,12 @@ class Timings:
 
 
 class Stopwatch:
-    """Times the stages of an utterance. One thread at a time uses it.
-
-    Attributes:
-        clock: seconds.
-        arrived: when the text did, or its first piece, by the clock; None: not yet.
-        stages: seconds of each stage that is over, by the names of `Timings`.
-    """
+    """Times the stages of an utterance. One thread at a time uses it."""
 
     def __init__(self, clock: Callable[[], float]):
-        self.clock = clock
-        self.arrived: float | None = None
-        self.stages: dict[str, float] = {}
+        self.clock = clock  # in seconds
+        self.arrived: float | None = None  # when the text did, or its first piece, by the clock; None: not yet
+        self.stages: dict[str, float] = {}  # seconds of each stage that is over, by the names of `Timings`
         self._began = 0.0
 
     def begin(self, now: float | None = None) -> float:

@@ -62,18 +62,15 @@ class EngineCore:
         void: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`spare`: makes the model that takes over once the kernels are given up. None: the engine then ends. `void`:
-        see `Failures`."""
+        """`spare`: makes the model of `Loop`'s spare. `void`: see `Failures`."""
         if limits.fallback is not None and spare is None:
             log.warning("fallback changes nothing: PyTorch speaks already")
         pipeline = partial(DevicePipeline, kept_voices=limits.kept_voices, clock=clock)
         self._cuda = torch.cuda.default_stream(device) if device.type == "cuda" else None
-        self._sample_rate = sample_rate
         self._limits = limits
-        self._clock = clock
+        self._sequence = partial(SpeechSequence, sample_rate=sample_rate, groups=model.vocoder.groups, clock=clock)
         self.slots = model.decoder.slots
         self.max_positions = model.decoder.max_positions  # rows of a slot
-        self._groups = model.vocoder.groups
         self._building = threading.Lock()
         # Nothing below refers to this core: without a reference cycle its memory is freed as soon as it is dropped.
         self.admission = Admission(self.slots, limits.max_queue)
@@ -104,9 +101,7 @@ class EngineCore:
     ) -> SpeechSequence:
         """A sequence without a place. The thread of its callbacks is not started yet. If `on_chunk` is marked with
         `returns_at_once`, `on_end` must return at once too."""
-        sequence = SpeechSequence(
-            request, on_chunk, on_end, sample_rate=self._sample_rate, groups=self._groups, clock=self._clock
-        )
+        sequence = self._sequence(request, on_chunk, on_end)
         if getattr(on_chunk or on_end, "returns_at_once", None) is True:
             sequence.result.callbacks = DirectCalls()
         elif on_chunk or on_end:

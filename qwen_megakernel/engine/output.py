@@ -45,26 +45,19 @@ class ChunkPlan:
 
 class Result:
     """What reaches an utterance's caller. The engine's thread gives the chunks. The thread that settles the sequence
-    (`Admission`) writes the rest; it may be any.
-
-    Attributes:
-        on_chunk, on_end: the caller's callbacks. None: there is none, or the last call was made.
-        callbacks: calls them. None: there are none, or the last call was made.
-        chunks: None comes behind the last one.
-        audio, error: one of them is there once it is `settled`.
-        settled: it has its audio or its error; its callbacks may still run.
-        done: set after the last callback.
-    """
+    (`Admission`) writes the rest; it may be any."""
 
     def __init__(self, on_chunk: Callable[[Chunk], None] | None, on_end: Callable[[], None] | None):
+        # The caller's callbacks, and what calls them. None: there are none, or the last call was made.
         self.on_chunk = on_chunk
         self.on_end = on_end
         self.callbacks: CallbackRunner | DirectCalls | None = None
-        self.chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+        self.chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()  # None comes behind the last one
+        # One of them is there once it is `settled`.
         self.audio: Audio | None = None
         self.error: BaseException | None = None
-        self.settled = False
-        self.done = threading.Event()
+        self.settled = False  # it has its audio or its error; its callbacks may still run
+        self.done = threading.Event()  # set after the last callback
 
     def give(self, chunk: Chunk) -> None:
         self.chunks.put(chunk)
@@ -75,17 +68,7 @@ class Result:
 
 class Output:
     """The frames of one utterance that were made, and what was handed out of them. The engine's thread owns it; whoever
-    settles the sequence, in any thread, calls `assemble`.
-
-    Attributes:
-        codes: int64 [groups] each, of the frames seen.
-        sound: fp32 [1920] each, of the first of these frames.
-        effects: change the sound before it is handed out.
-        handed_frames: frames that went out.
-        first_chunk: when the first chunk was handed out, by the stopwatch's clock; None: none was.
-        runs_out: when the listener has heard all that was handed out; None: nothing was.
-        lead: see `Audio.lead_s`.
-    """
+    settles the sequence, in any thread, calls `assemble`."""
 
     def __init__(self, request: Request, stopwatch: Stopwatch, result: Result, *, sample_rate: int, groups: int):
         """`groups`: codes of a frame."""
@@ -94,9 +77,9 @@ class Output:
         self._result = result
         self._sample_rate = sample_rate
         self._groups = groups
-        self.codes: list[np.ndarray] = []
-        self.sound: list[np.ndarray] = []
-        self.effects: list[Edges | TimeStretch | Padding] = []
+        self.codes: list[np.ndarray] = []  # int64 [groups] each, of the frames seen
+        self.sound: list[np.ndarray] = []  # fp32 [1920] each, of the first of these frames
+        self.effects: list[Edges | TimeStretch | Padding] = []  # change the sound before it is handed out
         edges = Edges(request.trim, request.silence_s, sample_rate)
         pauses = request.before_s > 0 or request.after_s > 0
         if request.trim != "none" or pauses:
@@ -109,10 +92,10 @@ class Output:
         self._to_come: list[np.ndarray] = []  # codes of frames that go out with the next chunk
         self._chunks = 0  # handed out
         self._samples = 0  # of these
-        self.handed_frames = 0
-        self.first_chunk: float | None = None
-        self.runs_out: float | None = None
-        self.lead: float | None = None
+        self.handed_frames = 0  # frames that went out
+        self.first_chunk: float | None = None  # when it was handed out, by the stopwatch's clock; None: none was
+        self.runs_out: float | None = None  # when the listener has heard all that was handed out; None: nothing was
+        self.lead: float | None = None  # see `Audio.lead_s`
 
     def add_sound(self, sound: np.ndarray) -> np.ndarray:
         """Take what the vocoder made: fp32 [frames, 1920]. Frames from end of speech on are noise. Returns the others.
