@@ -55,9 +55,8 @@ class FrameDecoder(Protocol):
         The caller stops before a slot is full: each frame needs one more position. A frame may be launched before its
         own text row has come, because only the next frame reads that row. The next frame must wait for it.
 
-        `slots`: 1 to `LAUNCH_SLOTS` different ones, each started. Raises ValueError: other slots, a full slot, or one
-        whose text rows have not come; nothing was queued. RuntimeError: `AHEAD` launches are uncollected; nothing was
-        queued."""
+        `slots`: 1 to `LAUNCH_SLOTS` different ones, each started. Nothing is queued if it raises: ValueError for other
+        slots, a full slot, or one whose text rows have not come; RuntimeError if `AHEAD` launches are uncollected."""
 
     def collect(self) -> list[Tensor | SpeechError | None]:
         """Wait for the oldest uncollected launch and return its frames, in the order of its slots. Returns codes int64
@@ -179,8 +178,7 @@ class SlotSequence:
         return None if self.over else codes
 
     def extend(self, row: Tensor, made: int, rows: Tensor, ended: bool) -> None:
-        """Append text rows. If the last of the `made` frames lacked its text row, add it now to `row`, the next
-        input."""
+        """Append text rows. If the last of the `made` frames lacked its own, add it now to `row`, the next input."""
         if made > len(self.trailing) and len(rows):
             row.add_(rows[0])
         self.trailing = torch.cat([self.trailing, rows])

@@ -48,8 +48,7 @@ STAGES = tuple(
     for stack in ("talker", "predictor")
     for stage in ("qkv", "attention", "o", "gate_up", "down", "head", "draw")
 )
-"""Stages that the kernel's stage clock adds up in block 0 (csrc/frame/params.h, `Stage`). A wait counts for the stage
-that follows it."""
+"""Stages that the stage clock adds up in block 0 (csrc/frame/params.h, `Stage`). A wait counts for the next stage."""
 
 
 def why_other_sizes(config: ModelConfig) -> str | None:
@@ -73,8 +72,7 @@ def _pack_weights(
     config: TalkerConfig, tensors: Mapping[str, Tensor], fp8: Collection[str], positions: int, blocks: int
 ) -> dict[str, Tensor]:
     """All tensors that the kernel reads, by the names in csrc/frame/frame_bindings.cpp. `tensors`: every `talker.*`
-    tensor. `fp8`: the parts (fp8.PARTS) whose weights are E4M3. `positions`: length of the RoPE tables. `blocks`:
-    blocks of a launch."""
+    tensor. `fp8`: parts (fp8.PARTS) whose weights are E4M3. `positions`: of the RoPE tables. `blocks`: of a launch."""
     name, groups = "talker.code_predictor", config.num_code_groups
     large, small = config.stack, config.code_predictor.stack
     heads = [f"{name}.lm_head.{g}.weight" for g in range(groups - 1)]
@@ -133,8 +131,7 @@ def _make_key_values(
 
 
 def _make_tables(talker_hidden: int, device: torch.device) -> dict[str, Tensor]:
-    """What layer 0 of the code predictor makes of each code (csrc/frame/params.h, `Tables`), not filled yet. For a
-    talker of that width."""
+    """What layer 0 of the code predictor makes of each code (csrc/frame/params.h, `Tables`), not filled yet."""
     hidden, _, heads, kv_heads, _, codes = DIMS[talker_hidden][1]
     rows = (GROUPS - FIRST_LOOKED_UP, codes)
     width = 2 * (heads + kv_heads) * HEAD_DIM  # q, k, v, and what rounding left of q
@@ -159,8 +156,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def why_no_tables(talker_hidden: int, device: torch.device) -> str | None:
-    """Why there are no tables for a talker of that width beside what the GPU holds now; None: there are. Codes are the
-    same with and without."""
+    """Why there are no tables beside what the GPU holds now; None: there are. Codes are the same with and without."""
     size, free = table_bytes(talker_hidden), free_memory(device)
     if free >= size + TABLES_LEAVE:
         return None

@@ -55,8 +55,7 @@ def check_threads(threads: int | None, device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Backend:
-    """The plan of an engine: how a checkpoint runs on a device. `Selection.choose` resolves it once; what comes after
-    only reads it."""
+    """The plan of an engine: how a checkpoint runs on a device. `Selection.choose` makes it once; others read it."""
 
     name: str  # "torch" or "megakernel"
     checkpoint: Checkpoint

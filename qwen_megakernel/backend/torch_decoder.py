@@ -55,8 +55,7 @@ class TorchFrameDecoder:
         slots: int,
         max_positions: int,
     ):
-        """`tensors`: every `talker.*` tensor, all on one device and of one dtype. `embeddings`: they use the same
-        tensors."""
+        """`tensors`: every `talker.*` tensor, of one device and dtype. `embeddings`: they use the same tensors."""
         self.slots = slots
         self.max_positions = max_positions
         self.width = 1

@@ -1,5 +1,4 @@
-"""Recorder: the kernels of one push of the vocoder, in order, as one CUDA graph. VocoderMemory: what they read and
-write on a GPU, besides their weights."""
+"""Recorder: a push of the vocoder as a CUDA graph. VocoderMemory: what its kernels read and write besides weights."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -88,8 +87,7 @@ class Recorder:
         *,
         skim: bool = False,
     ):
-        """`exact`: fp32 products, not TF32. `room`: frames. `skim`: end after the transformer, because the sound is not
-        wanted."""
+        """`exact`: fp32 products, not TF32. `room`: frames. `skim`: end after the transformer: no sound is wanted."""
         self._kernels = extension
         self._config = config
         self._w = weights

@@ -102,8 +102,7 @@ class Admission:
         self.inbox.put(None)
 
     def settle(self, sequence: SpeechSequence, reason: str = "", error: BaseException | None = None) -> None:
-        """End a sequence with a finish reason or an error; later calls do nothing. Its waiters wake up after its last
-        callback."""
+        """End a sequence with a reason or an error; later calls do nothing. Waiters wake up after its last callback."""
         try:
             self.unsettled.remove(sequence)
         except KeyError:

@@ -226,11 +226,8 @@ class VocoderThread:
         self._thread: threading.Thread | None = None
 
     def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Compute `function(*args)` after the calls before it.
-
-        Raises:
-            RuntimeError: the process can have no more threads.
-        """
+        """Compute `function(*args)` after the calls before it. Raises RuntimeError: the process can have no more
+        threads."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=VOCODER_THREAD, daemon=True)
             thread.start()

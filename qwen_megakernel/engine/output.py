@@ -108,12 +108,8 @@ class Output:
         return sound
 
     def hand_out(self, presentable: int, *, short: bool, last: bool) -> None:
-        """Hand out chunks of the first `presentable` frames.
-
-        Args:
-            short: the last chunk need not be full.
-            last: no frame will follow, so what effects hold back goes out too.
-        """
+        """Hand out chunks of the first `presentable` frames. `short`: the last chunk need not be full. `last`: no frame
+        will follow, so what effects hold back goes out too."""
         while not self._result.settled and (left := presentable - self.handed_frames) > 0:
             size = chunk_size(self._request.chunk_frames, self._chunks)
             if left < size and not (last or short):

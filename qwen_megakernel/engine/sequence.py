@@ -146,8 +146,7 @@ class SpeechSequence:
 
     @property
     def starved(self) -> bool:
-        """Its next frame needs a text row that has not come, so it waits. A frame depends on the text row of the frame
-        before it."""
+        """Its next frame needs a text row that has not come: that of the frame before it."""
         return self.speaking and not self.text_complete and self.launched > self.text_rows
 
     @property
