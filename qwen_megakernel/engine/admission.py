@@ -115,8 +115,7 @@ class Admission:
                 result.audio = sequence.output.assemble(reason)
         except BaseException as failure:
             error = failure
-        if error is not None:
-            result.error = error
+        result.error = error or result.error
         result.settled = True
         try:
             if callbacks := result.callbacks:
@@ -128,18 +127,13 @@ class Admission:
 
     def settle_closed(self, sequence: SpeechSequence) -> None:
         """Settle a sequence because the engine has ended."""
-        if self.fault:
-            self.settle(sequence, error=self.death())
-        else:
-            self.settle(sequence, "cancelled")
+        self.settle(sequence, "cancelled", self.death() if self.fault else None)
 
     def abandon(self, sequence: SpeechSequence, error: TTSError, counted: str | None = None) -> None:
         """End a sequence and wake its waiters, without waiting for its callback."""
         callbacks = sequence.result.callbacks
-        if not self._close(sequence):
+        if not self._close(sequence, error):
             return
-        sequence.result.error = sequence.result.error or error
-        self._wake_waiters(sequence)
         if counted:
             self.tally(counted)
         if callbacks:
@@ -170,19 +164,16 @@ class Admission:
 
     def _announce(self, sequence: SpeechSequence) -> None:
         if self._close(sequence):
-            self._wake_waiters(sequence)
             _call_on_end(sequence)
 
-    def _close(self, sequence: SpeechSequence) -> bool:
-        """Remove it from `open`. True for the first caller only."""
+    def _close(self, sequence: SpeechSequence, error: TTSError | None = None) -> bool:
+        """Remove it from `open` and wake its waiters. True for the first caller only. `error`: if it has none."""
         try:
             self.open.remove(sequence)
         except KeyError:
             return False
-        return True
-
-    def _wake_waiters(self, sequence: SpeechSequence) -> None:
         result = sequence.result
+        result.error = result.error or error
         reason = result.audio.finish_reason if result.audio and not result.error else "failed"
         self.tally(reason)
         if reason == "runaway":
@@ -195,6 +186,7 @@ class Admission:
         if self.ended:
             self.bell.put(None)  # it may be the last one that the watchdog waits for
         result.callbacks = None  # breaks a reference cycle, which would wait for the garbage collector
+        return True
 
     def tally(self, event: str) -> None:
         """Count one of `COUNTED`, later."""

@@ -70,7 +70,6 @@ class EngineCore:
         self._limits = limits
         self._sequence = partial(SpeechSequence, sample_rate=sample_rate, groups=model.vocoder.groups, clock=clock)
         self.slots = model.decoder.slots
-        self.max_positions = model.decoder.max_positions  # rows of a slot
         self._building = threading.Lock()
         # Nothing below refers to this core: without a reference cycle its memory is freed as soon as it is dropped.
         self.admission = Admission(self.slots, limits.max_queue)
@@ -121,7 +120,7 @@ class EngineCore:
 
     def hand_over(self, sequence: SpeechSequence, prompt: Prompt, text_complete: bool) -> None:
         """Give the loop an admitted sequence, whose prompt is built."""
-        sequence.enqueue(prompt, text_complete, self.max_positions, self._limits.queue_timeout)
+        sequence.enqueue(prompt, text_complete, self._limits.max_positions, self._limits.queue_timeout)
         self.admission.inbox.put(sequence)
 
     @torch.inference_mode()

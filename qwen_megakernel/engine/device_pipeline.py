@@ -60,7 +60,6 @@ class DevicePipeline:
         self._vocoder = model.vocoder
         self._beside = VocoderThread(model.cpu.threads) if model.cpu else None
         self._frame_s = 1.0 / model.cpu.frames_per_s if model.cpu else 0.0
-        self.width = model.decoder.width  # the most sequences in a launch
         self.most_frames = model.vocoder.most_frames if self._vocoder.follows else 0  # of a push; 0: none is shared
         self._clock = clock
         self._kept_voices = kept_voices
