@@ -70,9 +70,8 @@ def parse_ptxas(report: str) -> dict[int, Compiled]:
         shared = re.search(r"(\d+) bytes smem", part)  # absent where there is none
         if not (width and spills and registers):
             raise BackendError(f"expected a kernel's dims, registers and spills from ptxas, got: {part.strip()}")
-        found[int(width[1])] = Compiled(
-            int(registers[1]), int(spills[1]), int(spills[2]), int(shared[1]) if shared else 0
-        )
+        numbers = (registers[1], *spills.groups(), shared[1] if shared else 0)
+        found[int(width[1])] = Compiled(*map(int, numbers))
     return found
 
 
