@@ -13,7 +13,7 @@ from waiting import until
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.backend import cpu_threads, select
 from qwen_megakernel.backend.interfaces import CpuSpeed, LoadedModel
-from qwen_megakernel.engine import device_pipeline, vocoder_thread
+from qwen_megakernel.engine import device_pipeline
 from qwen_megakernel.engine.scheduler import Push
 from qwen_megakernel.errors import BackendError
 
@@ -146,8 +146,8 @@ def test_sound_goes_out_before_a_prompt_is_computed():
 
 
 def test_a_thread_that_cannot_get_its_number_fails_the_call(monkeypatch):
-    monkeypatch.setattr(vocoder_thread, "use_threads", lambda count: 1 / 0)
-    thread = vocoder_thread.VocoderThread(2)
+    monkeypatch.setattr(device_pipeline, "use_threads", lambda count: 1 / 0)
+    thread = device_pipeline.VocoderThread(2)
     with pytest.raises(ZeroDivisionError):
         thread.call(int)
     thread.close()
@@ -160,7 +160,7 @@ def test_what_the_vocoder_raises_in_its_thread_ends_its_utterance_only():
         with pytest.raises(ZeroDivisionError, match="no sound"):
             engine.generate("Hello.", chunk_frames=1)
         assert engine.generate("Hello.").finish_reason == "eos"
-        (thread,) = (t for t in threading.enumerate() if t.name == vocoder_thread.VOCODER_THREAD and t not in others)
+        (thread,) = (t for t in threading.enumerate() if t.name == device_pipeline.VOCODER_THREAD and t not in others)
     assert not thread.is_alive()
 
 

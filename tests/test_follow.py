@@ -59,7 +59,7 @@ class QueuedDecoder:
         self.inner, self.device, self.width = inner, device, width
         self.slots, self.max_positions, self.weight_bytes = inner.slots, inner.max_positions, inner.weight_bytes
         self.recent_codes = torch.full((inner.slots, RECENT_FRAMES, GROUPS), -7, dtype=torch.int32)
-        self.frames, self.results, self.fault, self.kept_prefixes = [0] * inner.slots, deque(), False, 0
+        self.frames, self.results, self.fault, self.prefixes = [0] * inner.slots, deque(), False, ()
 
     def start(self, slot, prompt, sampling):
         self.frames[slot] = 0

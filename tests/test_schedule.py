@@ -526,7 +526,7 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(fresh_seed, t
     if rng.random() < 0.3:
         sustained = rng.choice((0.1, 2, 5, 100))
         admission.sustain(sustained)
-    places = admission.free_places
+    places = len(admission.places)
     references = [torch.zeros(n, GROUPS, dtype=torch.int64) for n in (20, 60, 120)]
     voices = [SimpleNamespace(ref_codes=codes, digest=bytes([i])) for i, codes in enumerate(references)]
 
@@ -599,7 +599,7 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(fresh_seed, t
             break
         for stream in [] if coming or engine.slots.waiting else list(admission.open):
             core.cancel(stream) if rng.random() < 0.5 else engine.push_text(stream, 0, True)
-    assert not admission.unsettled and admission.free_places == places
+    assert not admission.unsettled and len(admission.places) == places
     assert admission.counts["utterances"] == len(engine.streams) == sum(admission.counts[end] for end in ENDS)
     for stream in engine.streams:
         assert stream.result.done.is_set() and (stream.result.error is None) == (stream.result.audio is not None)

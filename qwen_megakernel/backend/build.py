@@ -89,18 +89,12 @@ def _defines(target: Target, fp8: Collection[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Build:
-    """Our kernels, compiled for a card and for a choice of weights.
-
-    Attributes:
-        target: what they are compiled for; the card has one.
-        fp8: parts (fp8.PARTS) whose weights are E4M3. Each combination has its own build.
-        folder: where the build is kept.
-    """
+    """Our kernels, compiled for a card and for a choice of weights."""
 
     card: Card
-    target: Target
-    fp8: frozenset[str]
-    folder: Path
+    target: Target  # what they are compiled for; the card has one
+    fp8: frozenset[str]  # parts (fp8.PARTS) whose weights are E4M3; each combination has its own build
+    folder: Path  # where the build is kept
 
     @classmethod
     def of(cls, card: Card, fp8: Collection[str] = ()) -> "Build":

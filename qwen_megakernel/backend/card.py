@@ -18,23 +18,14 @@ from qwen_megakernel.backend.targets import ARCHITECTURES, BLOCKS, Target, archi
 
 @dataclass(frozen=True)
 class Card:
-    """What a CUDA device says of itself, asked once.
+    """What a CUDA device says of itself, asked once."""
 
-    Attributes:
-        name: such as "NVIDIA H200".
-        capability: its compute capability, such as "90".
-        multiprocessors: a slice of a card (MIG) has fewer.
-        driver: the newest CUDA that its driver runs; None: no driver tells.
-        target: what the kernel is compiled for; None: the card is too old, too new or too small.
-        obstacle: why the kernel cannot be compiled for it, and what to do; None: it can.
-    """
-
-    name: str
-    capability: str
-    multiprocessors: int
-    driver: tuple[int, int] | None
-    target: Target | None
-    obstacle: str | None = None
+    name: str  # such as "NVIDIA H200"
+    capability: str  # its compute capability, such as "90"
+    multiprocessors: int  # a slice of a card (MIG) has fewer
+    driver: tuple[int, int] | None  # the newest CUDA that its driver runs; None: no driver tells
+    target: Target | None  # what the kernel is compiled for; None: the card is too old, too new or too small
+    obstacle: str | None = None  # why the kernel cannot be compiled for it, and what to do; None: it can
 
     @classmethod
     def of(cls, device: torch.device) -> "Card":

@@ -70,15 +70,9 @@ def parse_ptxas(report: str) -> dict[int, Compiled]:
         shared = re.search(r"(\d+) bytes smem", part)  # absent where there is none
         if not (width and spills and registers):
             raise BackendError(f"expected a kernel's dims, registers and spills from ptxas, got: {part.strip()}")
-        found[int(width[1])] = Compiled(
-            int(registers[1]), int(spills[1]), int(spills[2]), int(shared[1]) if shared else 0
-        )
+        numbers = (registers[1], *spills.groups(), shared[1] if shared else 0)
+        found[int(width[1])] = Compiled(*map(int, numbers))
     return found
-
-
-def parse_footprint(printed: str) -> dict[int, Launch]:
-    rows = [[int(word) for word in line.split()] for line in printed.splitlines()]
-    return {width: Launch(*row) for width, *row in rows}
 
 
 def blocks_per_multiprocessor(target: Target, registers: int, threads: int, shared: int) -> tuple[int, str]:
@@ -106,7 +100,9 @@ def compile_frame(nvcc: str, target: Target) -> list[tuple[int, dict[int, Compil
             flags = [*FLAGS, *target.defines, *wide, f"-arch=sm_{target.arch}", "-Xptxas", "-v"]
             compiled = _compile([nvcc, *flags, "-o", program, source], target.name)
             printed = subprocess.run([program], capture_output=True, text=True, check=True)
-            found.append((columns, parse_ptxas(compiled.stdout + compiled.stderr), parse_footprint(printed.stdout)))
+            rows = [[int(word) for word in line.split()] for line in printed.stdout.splitlines()]
+            launches = {width: Launch(*row) for width, *row in rows}
+            found.append((columns, parse_ptxas(compiled.stdout + compiled.stderr), launches))
     return found
 
 
@@ -150,14 +146,12 @@ def judge(
         wanted = f"kernels for talkers of width {', '.join(map(str, MODELS))}"
         return [], [f"{target.name}: expected {wanted}, got {sorted(kernels)} compiled and {sorted(launches)} launched"]
     for width, model in MODELS.items():
-        kernel = kernels[width]
-        launch = launches[width]
+        kernel, launch = kernels[width], launches[width]
         shared = kernel.static_shared + launch.dynamic_shared
         blocks, limit = blocks_per_multiprocessor(target, kernel.registers, launch.threads, shared)
         card = f"{target.card} ({target.multiprocessors})"
         spilt = f"{kernel.spill_stores}/{kernel.spill_loads}"
-        registers = kernel.registers
-        rows.append([target.name, card, model, columns, launch.threads, registers, spilt, shared, launch.ring])
+        rows.append([target.name, card, model, columns, launch.threads, kernel.registers, spilt, shared, launch.ring])
         if blocks < 1:
             failures.append(f"{target.name}, {model}: no block fits a multiprocessor; not enough {limit}")
         if target.multiprocessors < target.blocks:
@@ -173,11 +167,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--skip", nargs="+", choices=TARGETS, default=(), metavar="NAME", help="targets to leave out")
     skipped = parser.parse_args(arguments).skip
     targets = [target for name, target in TARGETS.items() if name not in skipped]
-    nvcc = find_nvcc()
-    if nvcc is None:
-        print(f"error: {no_nvcc()}", file=sys.stderr)
-        return 1
     try:
+        nvcc = find_nvcc()
+        if nvcc is None:
+            raise BackendError(no_nvcc())
         with ThreadPoolExecutor(COMPILERS) as pool:
             results = list(pool.map(lambda target: compile_frame(nvcc, target), targets))
             list(pool.map(lambda arch: compile_others(nvcc, arch), dict.fromkeys(t.arch for t in targets)))

@@ -43,11 +43,6 @@ def use_threads(count: int) -> None:
             torch.set_num_threads(count)
 
 
-def candidates(most: int) -> list[int]:
-    """The numbers of threads to try: 1, 2, 4 and `most`."""
-    return [count for count in (1, 2, 4) if count < most] + [most]
-
-
 def measure(
     model: LoadedModel,
     sampling: SamplingParams,
@@ -57,7 +52,8 @@ def measure(
     """How fast a model is on this CPU, with the best number of threads. No sequence may be in its slots. `sampling`:
     the checkpoint's, complete. `threads`: use this number; None: the fewest that are about as fast as any, at most
     PyTorch's own number (`torch.get_num_threads`, OMP_NUM_THREADS)."""
-    counts = candidates(torch.get_num_threads()) if threads is None else [threads]
+    most = torch.get_num_threads()
+    counts = [*(count for count in (1, 2, 4) if count < most), most] if threads is None else [threads]
     with ThreadPoolExecutor(1) as pool:  # in its own thread, so that the caller keeps its number
         seconds = pool.submit(_seconds_a_frame, model, sampling, counts, clock).result()
     fastest = min(seconds.values())

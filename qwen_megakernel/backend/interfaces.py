@@ -3,7 +3,7 @@
 frame.py defines a frame. Code 0 may be end of speech, which ends the sequence without a frame.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.errors import SpeechError
-from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.model.prompt import Prefix, Prompt
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import Portion, VocoderState
 from qwen_megakernel.sampling_params import SamplingParams
@@ -31,15 +31,12 @@ class FrameDecoder(Protocol):
     max_positions: int
     width: int
     """Slots that a launch computes together. This is cheaper than one by one, but an error then hits all of them."""
+    weight_bytes: int  # memory of everything but keys and values
 
     @property
     def recent_codes(self) -> Tensor | None:
         """int32 [slots, RECENT_FRAMES, groups] on the device, or None. After a launch, in CUDA stream order, row
         f % RECENT_FRAMES holds frame f of a slot. End of speech appears there as a code 0."""
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of everything but keys and values."""
 
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
         """Begin a sequence in a slot: prefill the prompt, all but its last row at least. A prompt's prefix is computed
@@ -58,9 +55,8 @@ class FrameDecoder(Protocol):
         The caller stops before a slot is full: each frame needs one more position. A frame may be launched before its
         own text row has come, because only the next frame reads that row. The next frame must wait for it.
 
-        `slots`: 1 to `LAUNCH_SLOTS` different ones, each started. Raises ValueError: other slots, a full slot, or one
-        whose text rows have not come; nothing was queued. RuntimeError: `AHEAD` launches are uncollected; nothing was
-        queued."""
+        `slots`: 1 to `LAUNCH_SLOTS` different ones, each started. Nothing is queued if it raises: ValueError for other
+        slots, a full slot, or one whose text rows have not come; RuntimeError if `AHEAD` launches are uncollected."""
 
     def collect(self) -> list[Tensor | SpeechError | None]:
         """Wait for the oldest uncollected launch and return its frames, in the order of its slots. Returns codes int64
@@ -73,8 +69,8 @@ class FrameDecoder(Protocol):
         """After a KernelFault: forget every sequence, every launch and every kept prefix."""
 
     @property
-    def kept_prefixes(self) -> int:
-        """The number of prefixes whose keys and values are kept."""
+    def prefixes(self) -> Collection[Prefix]:
+        """Those whose keys and values are kept."""
 
 
 class Vocoder(Protocol):
@@ -182,8 +178,7 @@ class SlotSequence:
         return None if self.over else codes
 
     def extend(self, row: Tensor, made: int, rows: Tensor, ended: bool) -> None:
-        """Append text rows. If the last of the `made` frames lacked its text row, add it now to `row`, the next
-        input."""
+        """Append text rows. If the last of the `made` frames lacked its own, add it now to `row`, the next input."""
         if made > len(self.trailing) and len(rows):
             row.add_(rows[0])
         self.trailing = torch.cat([self.trailing, rows])

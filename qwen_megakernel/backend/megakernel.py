@@ -48,8 +48,7 @@ STAGES = tuple(
     for stack in ("talker", "predictor")
     for stage in ("qkv", "attention", "o", "gate_up", "down", "head", "draw")
 )
-"""Stages that the kernel's stage clock adds up in block 0 (csrc/frame/params.h, `Stage`). A wait counts for the stage
-that follows it."""
+"""Stages that the stage clock adds up in block 0 (csrc/frame/params.h, `Stage`). A wait counts for the next stage."""
 
 
 def why_other_sizes(config: ModelConfig) -> str | None:
@@ -73,8 +72,7 @@ def _pack_weights(
     config: TalkerConfig, tensors: Mapping[str, Tensor], fp8: Collection[str], positions: int, blocks: int
 ) -> dict[str, Tensor]:
     """All tensors that the kernel reads, by the names in csrc/frame/frame_bindings.cpp. `tensors`: every `talker.*`
-    tensor. `fp8`: the parts (fp8.PARTS) whose weights are E4M3. `positions`: length of the RoPE tables. `blocks`:
-    blocks of a launch."""
+    tensor. `fp8`: parts (fp8.PARTS) whose weights are E4M3. `positions`: of the RoPE tables. `blocks`: of a launch."""
     name, groups = "talker.code_predictor", config.num_code_groups
     large, small = config.stack, config.code_predictor.stack
     heads = [f"{name}.lm_head.{g}.weight" for g in range(groups - 1)]
@@ -133,8 +131,7 @@ def _make_key_values(
 
 
 def _make_tables(talker_hidden: int, device: torch.device) -> dict[str, Tensor]:
-    """What layer 0 of the code predictor makes of each code (csrc/frame/params.h, `Tables`), not filled yet. For a
-    talker of that width."""
+    """What layer 0 of the code predictor makes of each code (csrc/frame/params.h, `Tables`), not filled yet."""
     hidden, _, heads, kv_heads, _, codes = DIMS[talker_hidden][1]
     rows = (GROUPS - FIRST_LOOKED_UP, codes)
     width = 2 * (heads + kv_heads) * HEAD_DIM  # q, k, v, and what rounding left of q
@@ -153,15 +150,13 @@ def free_memory(device: torch.device) -> int:
     """Bytes of a GPU that this process may still take: what torch holds but does not use counts, and its limit too."""
     free, total = torch.cuda.mem_get_info(device)
     used = torch.cuda.memory_allocated(device)
-    share = getattr(
-        torch.cuda, "get_per_process_memory_fraction", lambda _device: 1.0
-    )  # torch 2.7 has no such function
+    # torch 2.7 has no such function.
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _device: 1.0)
     return min(free + torch.cuda.memory_reserved(device) - used, int(share(device) * total) - used)
 
 
 def why_no_tables(talker_hidden: int, device: torch.device) -> str | None:
-    """Why there are no tables for a talker of that width beside what the GPU holds now; None: there are. Codes are the
-    same with and without."""
+    """Why there are no tables beside what the GPU holds now; None: there are. Codes are the same with and without."""
     size, free = table_bytes(talker_hidden), free_memory(device)
     if free >= size + TABLES_LEAVE:
         return None
@@ -209,6 +204,7 @@ class MegakernelFrameDecoder:
             log.info("the code predictor's tables: %s", obstacle or f"{table_bytes(hidden) / 2**20:.0f} MiB")
         if tables:
             self.buffers |= _make_tables(hidden, device)
+        self.weight_bytes = sum(t.nbytes for name, t in self.buffers.items() if name != "kv")
         settings = {
             "eos_id": talker.codec_eos_id,
             "first_suppressed_id": talker.first_suppressed_id,
@@ -225,7 +221,7 @@ class MegakernelFrameDecoder:
                 raise KernelFault("a wait inside the kernel took longer than its limit, while it filled its tables")
         self._sequences: dict[int, SlotSequence] = {}
         self._launches: deque[list[SlotSequence]] = deque()  # uncollected
-        self._prefixes: WeakKeyDictionary[Prefix, Tensor] = WeakKeyDictionary()
+        self.prefixes: WeakKeyDictionary[Prefix, Tensor] = WeakKeyDictionary()
         pages = torch.arange(slots * self._pages, dtype=torch.int32, device=device)
         self._page_tables = pages.view(slots, self._pages)
         self._rows = torch.zeros(slots, stack.hidden_size, device=device)  # next inputs
@@ -238,11 +234,6 @@ class MegakernelFrameDecoder:
         self._long = PagedPrefill(extension, stack, self.buffers, listed, page=PAGE_POSITIONS, pages=self._pages)
         of_slot = (self._page_tables, self._seen, self._rows, residuals, self.recent_codes)
         self._of_slot = list(zip(*of_slot, strict=True))
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of everything but keys and values."""
-        return sum(t.nbytes for name, t in self.buffers.items() if name != "kv")
 
     @torch.inference_mode()
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
@@ -258,7 +249,7 @@ class MegakernelFrameDecoder:
         )
         # Few calls, because each lets other threads run Python. What can wait comes after the kernel's launch.
         prefix = prompt.prefix
-        kept = prefix and self._prefixes.get(prefix)
+        kept = prefix and self.prefixes.get(prefix)
         done = prefix.rows if prefix else 0
         self._launcher.begin(slot, *self._of_slot[slot], kept, done)
         if prefix and kept is None:
@@ -278,7 +269,7 @@ class MegakernelFrameDecoder:
         rows = rows.float()
         self._launcher.prefill(slot, rows[self._prefill_many(slot, rows, 0) :])  # by columns what `PagedPrefill` left
         first = slot * self._pages
-        self._prefixes[prefix] = self.buffers["kv"][first : first + -(-len(rows) // PAGE_POSITIONS)].clone()
+        self.prefixes[prefix] = self.buffers["kv"][first : first + -(-len(rows) // PAGE_POSITIONS)].clone()
 
     def _prefill_many(self, slot: int, rows: Tensor, position: int) -> int:
         """Prefill by `PagedPrefill` while there are many rows. Returns how many it took."""
@@ -330,10 +321,6 @@ class MegakernelFrameDecoder:
         self._launcher.observe(hidden, logits, None)
         return hidden, logits
 
-    @property
-    def kept_prefixes(self) -> int:
-        return len(self._prefixes)
-
     @torch.inference_mode()
     def recover(self) -> None:
         """After a KernelFault: forget it, every sequence and every kept prefix. Epochs only grow, so they stay."""
@@ -341,5 +328,5 @@ class MegakernelFrameDecoder:
             self._launches.popleft()
             self._launcher.collect()
         self._sequences.clear()
-        self._prefixes.clear()
+        self.prefixes.clear()
         self._fault.zero_()

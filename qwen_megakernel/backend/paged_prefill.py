@@ -47,9 +47,8 @@ class PagedPrefill:
         self._config = config
         self._w = {name.removeprefix("talker."): t for name, t in buffers.items() if name.startswith("talker.")}
         self._kv = buffers["kv"]
-        self._block_rows = [place.rows for place in places]
-        self._packets = [place.packet for place in places]
         self._sizes = [place.size for place in places]
+        self._places = ([place.rows for place in places], [place.packet for place in places], self._sizes)
         device = self._kv.device
         self._plain = {p.name: torch.empty(p.shape, dtype=torch.bfloat16, device=device) for p in places}
         self._rows = torch.zeros(MOST, config.hidden_size, device=device)
@@ -92,15 +91,8 @@ class PagedPrefill:
         mask.masked_fill_(torch.arange(length, device=x.device) > at[:, None], float("-inf"))
         delta = None
         for i in range(c.num_layers):
-            e.unpack(
-                w["ribbon"],
-                i * sum(self._sizes),
-                w["scales"][i] if "scales" in w else None,
-                self._block_rows,
-                self._packets,
-                self._sizes,
-                list(self._plain.values()),
-            )
+            scales = w["scales"][i] if "scales" in w else None
+            e.unpack(w["ribbon"], i * sum(self._sizes), scales, *self._places, list(self._plain.values()))
             e.add_norm(x, delta, w["input_norm"][i], c.rms_norm_eps, y)
             qkv, kv = F.linear(y, self._plain["qkv"]), self._kv[:, i]
             turn = (w["rope_cos"], w["rope_sin"])

@@ -43,15 +43,7 @@ def select_device(device: str | torch.device | None) -> torch.device:
 
 @dataclass(frozen=True)
 class Backend:
-    """The plan of an engine: how a checkpoint runs on a device. `Selection.choose` resolves it once; what comes after
-    only reads it.
-
-    Attributes:
-        build: our kernels for this card and these weights: target and cache folder. None: PyTorch alone computes.
-        reason: why this backend: what was asked for, what is in the way, a card's record or the self-check's verdict.
-        void: is called when our kernels are given up, so that "auto" takes PyTorch from then on. None: there is no
-            verdict to void, because the card has a record of ours, or because PyTorch alone computes.
-    """
+    """The plan of an engine: how a checkpoint runs on a device. `Selection.choose` makes it once; others read it."""
 
     name: str  # "torch" or "megakernel"
     checkpoint: Checkpoint
@@ -59,10 +51,13 @@ class Backend:
     dtype: torch.dtype  # of talker and code predictor
     fp8: frozenset[str] = frozenset()  # parts (fp8.PARTS) whose weights are E4M3
     vocoder_dtype: str = "float32"  # as `dtypes.vocoder_dtype_of` returns it
-    build: Build | None = None
+    build: Build | None = None  # our kernels for this card and these weights; None: PyTorch alone computes
     vocoder_obstacle: str | None = None  # why the vocoder's kernels must not be used; None: they may be
+    # Why this backend: what was asked for, what is in the way, a card's record or the self-check's verdict.
     reason: str = "asked for"
     threads: int | None = None  # that PyTorch computes with on a CPU; None: measure the best number
+    # Is called when our kernels are given up, so that "auto" takes PyTorch from then on. None: there is no verdict to
+    # void, because the card has a record of ours, or because PyTorch alone computes.
     void: Callable[[], None] | None = None
 
     def frame_decoder(

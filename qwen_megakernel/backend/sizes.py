@@ -72,8 +72,7 @@ def built_for(target: Target, fp8: Collection[str]) -> dict[str, Any]:
 
 
 def check_sizes(extension: ModuleType, target: Target, fp8: Collection[str]) -> None:
-    """Compare a loaded extension with what Python packs for it. Raises BackendError: they differ; the message names
-    every difference."""
+    """Compare a loaded extension with what Python packs for it. Raises BackendError, which names every difference."""
     wrong = []
     for name, expected in built_for(target, fp8).items():
         pairs = {name: (expected, getattr(extension, name, "nothing"))}

@@ -55,8 +55,7 @@ class TorchFrameDecoder:
         slots: int,
         max_positions: int,
     ):
-        """`tensors`: every `talker.*` tensor, all on one device and of one dtype. `embeddings`: they use the same
-        tensors."""
+        """`tensors`: every `talker.*` tensor, of one device and dtype. `embeddings`: they use the same tensors."""
         self.slots = slots
         self.max_positions = max_positions
         self.width = 1
@@ -70,7 +69,7 @@ class TorchFrameDecoder:
         if head.is_cuda:
             self._graphs = FrameGraphs(self._frame, self._states, max_positions, ahead=AHEAD, width=LAUNCH_SLOTS)
         self._sequences: dict[int, _Sequence] = {}
-        self._prefixes: WeakKeyDictionary[Prefix, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+        self.prefixes: WeakKeyDictionary[Prefix, tuple[Tensor, Tensor]] = WeakKeyDictionary()
         self._launches: deque[tuple[list[_Sequence], Callable[[int], Tensor]]] = deque()
 
     @torch.inference_mode()
@@ -97,12 +96,12 @@ class TorchFrameDecoder:
     def _enter_prefix(self, prefix: Prefix, rows: Tensor, state: SlotState) -> int:
         """Put keys and values of the prompt's prefix, kept or computed now, into the cache; its length."""
         keys, values = state.cache.k[:, :, : prefix.rows], state.cache.v[:, :, : prefix.rows]
-        if kept := self._prefixes.get(prefix):
+        if kept := self.prefixes.get(prefix):
             keys.copy_(kept[0])
             values.copy_(kept[1])
         else:
             self._frame.prefill(rows[: prefix.rows], state)
-            self._prefixes[prefix] = keys.clone(), values.clone()
+            self.prefixes[prefix] = keys.clone(), values.clone()
         return prefix.rows
 
     @torch.inference_mode()
@@ -144,8 +143,4 @@ class TorchFrameDecoder:
     def recover(self) -> None:
         self._launches.clear()
         self._sequences.clear()
-        self._prefixes.clear()
-
-    @property
-    def kept_prefixes(self) -> int:
-        return len(self._prefixes)
+        self.prefixes.clear()

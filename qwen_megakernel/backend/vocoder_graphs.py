@@ -102,8 +102,7 @@ class GraphVocoder:
         recent_codes: Tensor | None = None,
     ):
         """`extension`: `Build.load`'s. `tensors`: every `decoder.*` tensor of the speech tokenizer, fp32, on
-        one CUDA device. `exact`: fp32; False: TF32. `recent_codes`: the frame decoder's (`FrameDecoder.recent_codes`),
-        for `follow`."""
+        one CUDA device. `exact`: fp32; False: TF32. `recent_codes`: the frame decoder's, for `follow`."""
         self.slots = slots
         self.groups = config.num_quantizers
         self.follows = recent_codes is not None
@@ -164,8 +163,7 @@ class GraphVocoder:
         return torch.cat(sounds, dim=1)
 
     def portions(self, codes: Tensor) -> list[Portion]:
-        """The transformer needs all frames; the convolutions after it look back 10. Only those 10 go through them: 6
-        times as fast."""
+        """The transformer needs all frames, the convolutions after it only the last 10. This is 6 times as fast."""
         skimmed = max(0, len(codes) - self._reach)
         skims = [Portion(some, False) for some in codes[:skimmed].split(64)] if skimmed else []
         return [*skims, Portion(codes[skimmed:], True)]

@@ -1,5 +1,4 @@
-"""Recorder: the kernels of one push of the vocoder, in order, as one CUDA graph. VocoderMemory: what they read and
-write on a GPU, besides their weights."""
+"""Recorder: a push of the vocoder as a CUDA graph. VocoderMemory: what its kernels read and write besides weights."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -27,17 +26,7 @@ class _Nothing:
 
 
 class VocoderMemory:
-    """One vocoder's tensors on its device. Recorded pushes hold their addresses, so none is ever replaced.
-
-    Attributes:
-        state: the past that the layers of each slot look back to: [slots, ...] by layer name.
-        position: int64 [slots], frames that the transformer has taken in.
-        of_slot: for each slot its state as one tensor, and its position; both are reset, saved and restored together.
-        frames, embedding, place: a push's inputs (csrc/vocoder/vocoder.h, `PushInputs`); place: an address.
-        fault: int32 [1] in pinned memory, not 0 after a wait gave up.
-        layers, layer_sizes: tensors and sizes for `extension.transform`.
-        rooms: memory for the buffers between the layers; the last is the largest.
-    """
+    """One vocoder's tensors on its device. Recorded pushes hold their addresses, so none is ever replaced."""
 
     def __init__(self, config: VocoderConfig, weights: VocoderWeights, slots: int, most: int, device: torch.device):
         """`most`: frames of the largest push."""
@@ -50,17 +39,21 @@ class VocoderMemory:
         sizes = [math.prod(shape) for shape in shapes.values()]
         everything = torch.zeros(slots, sum(sizes), device=device)
         parts = zip(shapes.items(), everything.split(sizes, dim=1), strict=True)
+        # The past that the layers of each slot look back to: [slots, ...] by layer name.
         self.state: dict[str, Tensor] = {name: part.unflatten(1, shape) for (name, shape), part in parts}
-        self.position = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.position = torch.zeros(slots, dtype=torch.int64, device=device)  # frames that the transformer has taken in
+        # For each slot its state as one tensor, and its position; both are reset, saved and restored together.
         self.of_slot = list(zip(everything, self.position, strict=True))
+        # A push's inputs (csrc/vocoder/vocoder.h, `PushInputs`).
         self.frames = torch.zeros(2 + 5 * PUSH_ROWS, dtype=torch.int32, device=device)  # `Frames`, of no frame
         self.embedding = torch.zeros(most * config.codebook_dim, device=device)
-        self.place = torch.zeros(1, dtype=torch.int64, device=device)
-        self.fault = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self.rooms: list[Tensor] = []
+        self.place = torch.zeros(1, dtype=torch.int64, device=device)  # an address
+        self.fault = torch.zeros(1, dtype=torch.int32, pin_memory=True)  # not 0 after a wait gave up
+        self.rooms: list[Tensor] = []  # memory for the buffers between the layers; the last is the largest
         width = config.num_heads * config.head_dim
         exchange = {"h": config.hidden_size, "qkv": 3 * width, "attended": width, "gated": config.intermediate_size}
         like = partial(torch.zeros, dtype=torch.int32, device=device)
+        # Tensors and sizes for `extension.transform`.
         self.layers = {name: like(most * values, 2) for name, values in exchange.items()} | weights.layers
         self.layers |= {"rings": self.state["rings"], "position": self.position, "fault": self.fault, "epoch": like(1)}
         self.layer_sizes = {"blocks": weights.blocks, "shared_bytes": weights.shared_bytes, "spin_limit": SPIN_LIMIT}
@@ -94,8 +87,7 @@ class Recorder:
         *,
         skim: bool = False,
     ):
-        """`exact`: fp32 products, not TF32. `room`: frames. `skim`: end after the transformer, because the sound is not
-        wanted."""
+        """`exact`: fp32 products, not TF32. `room`: frames. `skim`: end after the transformer: no sound is wanted."""
         self._kernels = extension
         self._config = config
         self._w = weights

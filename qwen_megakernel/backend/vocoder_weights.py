@@ -61,16 +61,7 @@ def transformer_blocks(config: VocoderConfig, multiprocessors: int) -> int:
 
 
 class VocoderWeights:
-    """The checkpoint's fp32 tensors as the kernels read them.
-
-    Attributes:
-        codebook: [groups, size, channels].
-        snakes: SnakeBeta's factors: name -> ([channels], [channels]).
-        matrices: convolutions: name -> (fp16 [taps, channels / 32, columns, 64], see `packed`; [columns]).
-        depthwise: for each upsampling: kernel [7, channels], bias, gain and shift of the norm.
-        layers: tensors for the transformer's kernel; blocks: how many blocks it has; shared_bytes: memory of each.
-        sound: the last convolution: [7, channels], [1].
-    """
+    """The checkpoint's fp32 tensors as the kernels read them."""
 
     def __init__(self, config: VocoderConfig, w: Mapping[str, Tensor]):
         """Raises CheckpointError: a tensor is not finite, which the kernels' clamps would hide."""
@@ -79,13 +70,16 @@ class VocoderWeights:
             raise CheckpointError(f"tensor {wrong[0]!r} of the vocoder is not finite; get the checkpoint again")
         c = config
         self._w = w
-        self.codebook = pad(make_codebook(c, w), 2)
+        self.codebook = pad(make_codebook(c, w), 2)  # [groups, size, channels]
+        # SnakeBeta's factors: name -> ([channels], [channels]).
         self.snakes = {n: (pad(f, 0), pad(s, 0)) for n, (f, s) in make_snakes(w).items()}
         multiprocessors, self.shared_bytes = transformer_room(self.codebook.device)
-        self.blocks = transformer_blocks(c, multiprocessors)
+        self.blocks = transformer_blocks(c, multiprocessors)  # of the transformer's kernel, with `shared_bytes` each
+        # Convolutions: name -> (fp16 [taps, channels / 32, columns, 64], see `packed`; [columns]).
         self.matrices: dict[str, tuple[Tensor, Tensor]] = {}
+        # For each upsampling: kernel [7, channels], bias, gain and shift of the norm.
         self.depthwise: list[tuple[Tensor, ...]] = []
-        self.layers = self._transformer(c)
+        self.layers = self._transformer(c)  # tensors for the transformer's kernel
         for i, ratio in enumerate(c.upsampling_ratios):
             if i:  # the first is part of the transformer's last matrix
                 self._transposed(f"upsample.{i}", f"upsample.{i}.0.conv", ratio)
@@ -105,7 +99,7 @@ class VocoderWeights:
                 for conv in ("conv1", "conv2"):
                     self._convolution(f"decoder.{i}.{unit}.{conv}", f"decoder.{i}.block.{unit}.{conv}.conv")
         last = f"decoder.{len(c.upsample_rates) + 2}.conv"
-        self.sound = (pad(w[f"{last}.weight"][0].T, 1), w[f"{last}.bias"])
+        self.sound = (pad(w[f"{last}.weight"][0].T, 1), w[f"{last}.bias"])  # the last convolution: [7, channels], [1]
         del self._w  # the checkpoint's own tensors, 460 MB at the published dims
 
     def _transformer(self, c: VocoderConfig) -> dict[str, Tensor]:

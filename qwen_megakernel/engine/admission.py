@@ -36,7 +36,7 @@ class Admission:
         self.slots = slots
         self.running_limit = slots  # the most sequences that have a slot at once, if all are heard at speed 1.0
         self._max_queue = max_queue
-        self._sustained = math.inf  # seconds of the model's audio a second, for live listeners
+        self.sustained = math.inf  # seconds of the model's audio a second, for live listeners
         # The loop's: sequences whose prompt is built. None: text came for a sequence, or one was cancelled.
         self.inbox: queue.SimpleQueue[SpeechSequence | None] = queue.SimpleQueue()
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # the watchdog's; None makes it look now
@@ -44,7 +44,7 @@ class Admission:
         self.closed = False  # it takes no more sequences
         self.draining = False  # the same, but the loop goes on
         self.ended = False  # the loop has settled every sequence, or never will
-        self._places = deque([None] * (slots + max_queue))  # free ones
+        self.places = deque([None] * (slots + max_queue))  # free ones
         self.open: set[SpeechSequence] = set()  # somebody may still wait for them
         self.unsettled: set[SpeechSequence] = set()  # their end is not known yet
         self._tally: queue.SimpleQueue[str] = queue.SimpleQueue()  # events not yet counted
@@ -54,15 +54,10 @@ class Admission:
     def sustain(self, audio_s_per_s: float) -> None:
         """Limit the running sequences to what the device sustains. Further callers wait in the queue, even if slots are
         free. Call it before other threads know the engine."""
-        self._sustained = _SUSTAINED * audio_s_per_s
-        self.running_limit = max(1, min(self.slots, int(self._sustained)))
+        self.sustained = _SUSTAINED * audio_s_per_s
+        self.running_limit = max(1, min(self.slots, int(self.sustained)))
         for _ in range(self.slots - self.running_limit):
-            self._places.pop()
-
-    def may_run(self, sequence: SpeechSequence, running: list[SpeechSequence]) -> bool:
-        """May it have a slot beside these? A listener at speed 2 needs the model's audio twice as fast."""
-        needed = sum(s.request.speed for s in (sequence, *running))
-        return not running or needed <= self._sustained
+            self.places.pop()
 
     def check_open(self) -> None:
         """Raises EngineClosed."""
@@ -76,7 +71,7 @@ class Admission:
     def check(self) -> None:
         """Is there a place for one more? Raises EngineClosed, EngineBusy: no."""
         self.check_open()
-        if not self._places:
+        if not self.places:
             self.tally("busy")
             raise EngineBusy(
                 f"all {self.running_limit} streams are taken and {self._max_queue} more wait, for a slot or for their "
@@ -86,7 +81,7 @@ class Admission:
     def admit(self, sequence: SpeechSequence) -> None:
         """Give a sequence its place. Raises EngineClosed, EngineBusy: nothing was taken."""
         try:
-            self._places.pop()
+            self.places.pop()
         except IndexError:
             self.check()
             return self.admit(sequence)
@@ -107,8 +102,7 @@ class Admission:
         self.inbox.put(None)
 
     def settle(self, sequence: SpeechSequence, reason: str = "", error: BaseException | None = None) -> None:
-        """End a sequence with a finish reason or an error; later calls do nothing. Its waiters wake up after its last
-        callback."""
+        """End a sequence with a reason or an error; later calls do nothing. Waiters wake up after its last callback."""
         try:
             self.unsettled.remove(sequence)
         except KeyError:
@@ -121,8 +115,7 @@ class Admission:
                 result.audio = sequence.output.assemble(reason)
         except BaseException as failure:
             error = failure
-        if error is not None:
-            result.error = error
+        result.error = error or result.error
         result.settled = True
         try:
             if callbacks := result.callbacks:
@@ -134,18 +127,13 @@ class Admission:
 
     def settle_closed(self, sequence: SpeechSequence) -> None:
         """Settle a sequence because the engine has ended."""
-        if self.fault:
-            self.settle(sequence, error=self.death())
-        else:
-            self.settle(sequence, "cancelled")
+        self.settle(sequence, "cancelled", self.death() if self.fault else None)
 
     def abandon(self, sequence: SpeechSequence, error: TTSError, counted: str | None = None) -> None:
         """End a sequence and wake its waiters, without waiting for its callback."""
         callbacks = sequence.result.callbacks
-        if not self._close(sequence):
+        if not self._close(sequence, error):
             return
-        sequence.result.error = sequence.result.error or error
-        self._wake_waiters(sequence)
         if counted:
             self.tally(counted)
         if callbacks:
@@ -176,24 +164,21 @@ class Admission:
 
     def _announce(self, sequence: SpeechSequence) -> None:
         if self._close(sequence):
-            self._wake_waiters(sequence)
             _call_on_end(sequence)
 
-    def _close(self, sequence: SpeechSequence) -> bool:
-        """Remove it from `open`. True for the first caller only."""
+    def _close(self, sequence: SpeechSequence, error: TTSError | None = None) -> bool:
+        """Remove it from `open` and wake its waiters. True for the first caller only. `error`: if it has none."""
         try:
             self.open.remove(sequence)
         except KeyError:
             return False
-        return True
-
-    def _wake_waiters(self, sequence: SpeechSequence) -> None:
         result = sequence.result
+        result.error = result.error or error
         reason = result.audio.finish_reason if result.audio and not result.error else "failed"
         self.tally(reason)
         if reason == "runaway":
             self.tally(f"runaway_{sequence.runaway}")
-        self._places.append(None)
+        self.places.append(None)
         if sequence.slot == NO_SLOT:
             sequence.forget()
         result.chunks.put(None)
@@ -201,10 +186,7 @@ class Admission:
         if self.ended:
             self.bell.put(None)  # it may be the last one that the watchdog waits for
         result.callbacks = None  # breaks a reference cycle, which would wait for the garbage collector
-
-    @property
-    def free_places(self) -> int:
-        return len(self._places)
+        return True
 
     def tally(self, event: str) -> None:
         """Count one of `COUNTED`, later."""

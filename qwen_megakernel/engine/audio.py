@@ -49,18 +49,12 @@ class Timings:
 
 
 class Stopwatch:
-    """Times the stages of an utterance. One thread at a time uses it.
-
-    Attributes:
-        clock: seconds.
-        arrived: when the text did, or its first piece, by the clock; None: not yet.
-        stages: seconds of each stage that is over, by the names of `Timings`.
-    """
+    """Times the stages of an utterance. One thread at a time uses it."""
 
     def __init__(self, clock: Callable[[], float]):
-        self.clock = clock
-        self.arrived: float | None = None
-        self.stages: dict[str, float] = {}
+        self.clock = clock  # in seconds
+        self.arrived: float | None = None  # when the text did, or its first piece, by the clock; None: not yet
+        self.stages: dict[str, float] = {}  # seconds of each stage that is over, by the names of `Timings`
         self._began = 0.0
 
     def begin(self, now: float | None = None) -> float:
@@ -119,11 +113,8 @@ class Audio:
         return self.compute_s / self.duration_s if len(self.samples) else float("inf")
 
     def why_cut(self, most_frames: int) -> str:
-        """What to tell the listener of speech that ended by "length" although its caller set no limit.
-
-        Args:
-            most_frames: the frames that the checkpoint allows (`ModelConfig.max_frames`).
-        """
+        """What to tell the listener of speech that ended by "length" although its caller set no limit. `most_frames`:
+        that the checkpoint allows (`ModelConfig.max_frames`)."""
         if self.frames >= most_frames:
             limit = f"at the {most_frames} frames that the checkpoint allows (max_new_tokens): shorten the text"
         else:
@@ -132,8 +123,7 @@ class Audio:
 
 
 def joined(parts: Sequence[Audio]) -> Audio:
-    """Join consecutive parts into one utterance. Seed, TTFC and timings are the first part's, the finish reason is the
-    last one's. `parts`: at least one."""
+    """Join consecutive parts, at least one. Seed, TTFC and timings are the first's, the finish reason is the last's."""
     first, last = parts[0], parts[-1]
     if first is last:
         return first

@@ -32,7 +32,7 @@ from qwen_megakernel.engine.loop import Loop
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.engine.sequence import FRAME_S, SpeechSequence
 from qwen_megakernel.engine.slots import Slots
-from qwen_megakernel.engine.watchdog import Watchdog
+from qwen_megakernel.engine.watchdog import watch
 from qwen_megakernel.errors import RequestError, TextEndedError
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.prompt_pieces import PromptPieces
@@ -62,18 +62,14 @@ class EngineCore:
         void: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`spare`: makes the model that takes over once the kernels are given up. None: the engine then ends. `void`:
-        see `Failures`."""
+        """`spare`: makes the model of `Loop`'s spare. `void`: see `Failures`."""
         if limits.fallback is not None and spare is None:
             log.warning("fallback changes nothing: PyTorch speaks already")
         pipeline = partial(DevicePipeline, kept_voices=limits.kept_voices, clock=clock)
         self._cuda = torch.cuda.default_stream(device) if device.type == "cuda" else None
-        self._sample_rate = sample_rate
         self._limits = limits
-        self._clock = clock
+        self._sequence = partial(SpeechSequence, sample_rate=sample_rate, groups=model.vocoder.groups, clock=clock)
         self.slots = model.decoder.slots
-        self.max_positions = model.decoder.max_positions  # rows of a slot
-        self._groups = model.vocoder.groups
         self._building = threading.Lock()
         # Nothing below refers to this core: without a reference cycle its memory is freed as soon as it is dropped.
         self.admission = Admission(self.slots, limits.max_queue)
@@ -81,10 +77,10 @@ class EngineCore:
         make_spare = (lambda: pipeline(spare())) if spare else None
         failures = Failures(self.admission, model.check_device, void)
         self.loop = Loop(pipeline(model), self.admission, failures, slots, make_spare, clock)
-        self.watchdog = Watchdog(self.admission, self.loop, limits.patience, _DEVICE_S[device.type])
         self._thread = threading.Thread(target=partial(_run, self.loop, model.cpu), name=_THREADS[0], daemon=True)
-        watch = threading.Thread(target=self.watchdog.run, name=_THREADS[1], daemon=True)
-        self.threads = (self._thread, watch)  # the loop's and the watchdog's
+        watching = partial(watch, self.admission, self.loop, limits.patience, _DEVICE_S[device.type])
+        watchdog = threading.Thread(target=watching, name=_THREADS[1], daemon=True)
+        self.threads = (self._thread, watchdog)
         if model.cpu:  # it computes frames one by one: it sustains what the time of one tells, or more
             audio_s_per_s = FRAME_S * model.cpu.frames_per_s
             self.admission.sustain(audio_s_per_s)
@@ -104,9 +100,7 @@ class EngineCore:
     ) -> SpeechSequence:
         """A sequence without a place. The thread of its callbacks is not started yet. If `on_chunk` is marked with
         `returns_at_once`, `on_end` must return at once too."""
-        sequence = SpeechSequence(
-            request, on_chunk, on_end, sample_rate=self._sample_rate, groups=self._groups, clock=self._clock
-        )
+        sequence = self._sequence(request, on_chunk, on_end)
         if getattr(on_chunk or on_end, "returns_at_once", None) is True:
             sequence.result.callbacks = DirectCalls()
         elif on_chunk or on_end:
@@ -126,7 +120,7 @@ class EngineCore:
 
     def hand_over(self, sequence: SpeechSequence, prompt: Prompt, text_complete: bool) -> None:
         """Give the loop an admitted sequence, whose prompt is built."""
-        sequence.enqueue(prompt, text_complete, self.max_positions, self._limits.queue_timeout)
+        sequence.enqueue(prompt, text_complete, self._limits.max_positions, self._limits.queue_timeout)
         self.admission.inbox.put(sequence)
 
     @torch.inference_mode()
@@ -193,7 +187,7 @@ class EngineCore:
 
     def forget(self) -> None:
         """Reset the counters and drop what was kept of voices' references. No sequence may be open."""
-        self.loop.pipeline.forget_references()
+        self.loop.pipeline.references.clear()
         self.admission.forget()
 
     def drain(self, seconds: float) -> None:
@@ -212,7 +206,7 @@ class EngineCore:
     def join(self) -> None:
         """Wait for the threads, unless this is one of them, or the loop hangs."""
         me, look_s = threading.current_thread(), self._limits.patience.look_s
-        while me is not self._thread and self._thread.is_alive() and not self.watchdog.hangs:
+        while me is not self._thread and self._thread.is_alive() and not self.loop.hangs:
             self._thread.join(timeout=look_s)
         end = time.monotonic() + 2 * look_s
         for sequence in self.admission.open.copy():  # callbacks may still have calls to make

@@ -7,22 +7,27 @@ beside the frames that come next.
 """
 
 import contextlib
-import time
+import queue
+import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from qwen_megakernel.backend.cpu_threads import use_threads
 from qwen_megakernel.backend.interfaces import LoadedModel
 from qwen_megakernel.engine.scheduler import Push, runs_out_soon
 from qwen_megakernel.engine.sequence import SpeechSequence
-from qwen_megakernel.engine.vocoder_thread import VocoderThread
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.vocoder import VocoderState
+
+VOCODER_THREAD = "qwen_megakernel vocoder"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,19 +54,17 @@ class Pushed:
 class DevicePipeline:
     """Not thread-safe: one thread owns it."""
 
-    def __init__(self, model: LoadedModel, *, kept_voices: int, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, model: LoadedModel, *, kept_voices: int, clock: Callable[[], float]):
         """`kept_voices`: for how many voices to keep the vocoder's state after the reference: the latest used."""
-        self._decoder = model.decoder
+        self.decoder = model.decoder
         self._vocoder = model.vocoder
-        self._follows = model.vocoder.follows
         self._beside = VocoderThread(model.cpu.threads) if model.cpu else None
         self._frame_s = 1.0 / model.cpu.frames_per_s if model.cpu else 0.0
-        self.width = model.decoder.width  # the most sequences in a launch
-        self.most_frames = model.vocoder.most_frames if self._follows else 0  # of a push; 0: none is shared
+        self.most_frames = model.vocoder.most_frames if self._vocoder.follows else 0  # of a push; 0: none is shared
         self._clock = clock
         self._kept_voices = kept_voices
         self.in_flight: deque[Launch | Pushed] = deque()  # not collected, in the order in which it was queued
-        self._references: dict[bytes, VocoderState] = {}  # by a voice's digest; the latest used last
+        self.references: dict[bytes, VocoderState] = {}  # by a voice's digest; the latest used last
 
     def start(self, sequence: SpeechSequence) -> None:
         """Compute a sequence's prompt."""
@@ -69,7 +72,7 @@ class DevicePipeline:
         if prompt is None:
             return  # another thread has ended it meanwhile
         sequence.steady = self._vocoder.steady
-        self._decoder.start(sequence.slot, prompt, sequence.request.sampling)
+        self.decoder.start(sequence.slot, prompt, sequence.request.sampling)
         self._in_turn(self._vocoder.reset, sequence.slot)
         voice = sequence.request.conditioning.voice
         if voice is None or voice.ref_codes is None:
@@ -82,7 +85,7 @@ class DevicePipeline:
         """Take a cloned voice's reference through the vocoder before its utterance. This happens once per voice. A call
         takes one portion, so that other sequences get frames in between. `reads`: this sequence does so; otherwise it
         waits until another one has."""
-        state = self._references.pop(sequence.voice_digest, None)
+        state = self.references.pop(sequence.voice_digest, None)
         if state is not None:
             self._in_turn(self._vocoder.restore, sequence.slot, state)
         elif reads:
@@ -92,9 +95,9 @@ class DevicePipeline:
             state = self._in_turn(self._vocoder.save, sequence.slot)
         else:
             return
-        self._references[sequence.voice_digest] = state
-        if len(self._references) > self._kept_voices:
-            del self._references[next(iter(self._references))]
+        self.references[sequence.voice_digest] = state
+        if len(self.references) > self._kept_voices:
+            del self.references[next(iter(self.references))]
         sequence.reference_heard()
 
     def read_text(self, sequence: SpeechSequence) -> None:
@@ -103,7 +106,7 @@ class DevicePipeline:
         while not incoming.empty():
             rows, sequence.text_complete = incoming.get()
             sequence.text_rows += len(rows)
-            self._decoder.extend(sequence.slot, rows, sequence.text_complete)
+            self.decoder.extend(sequence.slot, rows, sequence.text_complete)
 
     def _in_turn(self, function: Callable[..., Any], *args: Any) -> Any:
         """A call of the vocoder, after the pushes that it was given."""
@@ -117,7 +120,7 @@ class DevicePipeline:
             now = self._clock() + self._frame_s
             soon = any(runs_out_soon(sequence, now) for sequence in push.sequences if not sequence.result.settled)
             return not (soon or push.done())
-        if not self._follows:
+        if not self._vocoder.follows:
             return not self.in_flight
         # One launch is computed while another is queued. A third would only delay new callers.
         return sum(isinstance(work, Launch) for work in self.in_flight) < 2
@@ -134,16 +137,16 @@ class DevicePipeline:
 
     def launch(self, sequences: list[SpeechSequence]) -> list[SpeechSequence]:
         """Launch a frame of each. Returns the sequences whose new frame the vocoder may get already."""
-        self._decoder.launch([s.slot for s in sequences])
+        self.decoder.launch([s.slot for s in sequences])
         for sequence in sequences:
             sequence.launched += 1
             sequence.in_flight = True
         self.in_flight.append(Launch(sequences, self._clock()))
-        return sequences if self._follows else []
+        return sequences if self._vocoder.follows else []
 
     def behind_codes(self, launched: list[SpeechSequence], ended: list[SpeechSequence]) -> list[SpeechSequence]:
         """The sequences whose frames the vocoder may get once codes were seen. `ended`: those without more frames."""
-        return ended if self._follows else launched
+        return ended if self._vocoder.follows else launched
 
     def push(self, push: Push) -> None:
         """Give the vocoder its frames."""
@@ -154,7 +157,7 @@ class DevicePipeline:
 
     def _push(self, push: Push) -> Pushed:
         slots = [s.slot for s in push.sequences]
-        if self._follows:
+        if self._vocoder.follows:
             return Pushed(push, self._vocoder.follow(slots, [s.given for s in push.sequences], push.frames))
         (sequence,), (frames,) = push.sequences, push.frames
         codes = torch.from_numpy(np.stack(sequence.output.codes[sequence.given : sequence.given + frames]))
@@ -179,7 +182,7 @@ class DevicePipeline:
 
     def codes(self) -> list[Tensor | SpeechError | None]:
         """Wait for the codes of the popped launch, one entry for each sequence: see `FrameDecoder.collect`."""
-        return self._decoder.collect()
+        return self.decoder.collect()
 
     @staticmethod
     def sound(pushed: Pushed) -> list[np.ndarray]:
@@ -189,12 +192,12 @@ class DevicePipeline:
     def forget(self) -> None:
         """Drop work in flight and kept references: after a KernelFault no state of a slot is trusted."""
         self.in_flight.clear()
-        self.forget_references()
+        self.references.clear()
 
     def recover(self) -> None:
         """Make frame decoder and vocoder usable again after a KernelFault."""
         self._in_turn(self._vocoder.recover)
-        self._decoder.recover()
+        self.decoder.recover()
 
     def drain(self) -> None:
         """Wait for all work in flight: memory that the device still writes to must not be freed."""
@@ -208,14 +211,44 @@ class DevicePipeline:
         if self._beside:
             self._beside.close()
 
-    def forget_references(self) -> None:
-        self._references.clear()
 
-    @property
-    def kept_references(self) -> int:
-        return len(self._references)
+class VocoderThread:
+    """On a CPU it computes the vocoder's calls, one after the other. Not thread-safe: one thread makes the calls.
 
-    @property
-    def kept_prefixes(self) -> int:
-        """Prompt openings whose keys and values the frame decoder keeps."""
-        return self._decoder.kept_prefixes
+    A `ThreadPoolExecutor` would keep Python from ending while a call hangs. It also takes no calls once Python ends,
+    but an engine may still be at work then."""
+
+    def __init__(self, threads: int):
+        """`threads`: how many PyTorch uses for a call."""
+        self._threads = threads
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Compute `function(*args)` after the calls before it. Raises RuntimeError: the process can have no more
+        threads."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=VOCODER_THREAD, daemon=True)
+            thread.start()
+            self._thread = thread
+            self.call(use_threads, self._threads).result()
+        future: Future[Any] = Future()
+        self._calls.put((future, partial(function, *args)))
+        return future
+
+    def close(self) -> None:
+        """End the thread after the calls so far."""
+        if self._thread:
+            self._calls.put(None)
+            self._thread.join()
+            self._thread = None
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        while call := self._calls.get():
+            future, function = call
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+            del call, future, function  # while it waits, it must keep no tensors

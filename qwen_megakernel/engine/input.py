@@ -36,22 +36,16 @@ class Request:
 
 
 class Input:
-    """Callers' threads fill it. The engine's thread takes `rows` and looks at `cancelled`.
-
-    Attributes:
-        lock: held by the caller who pushes or ends the text.
-        text_open: more text may be pushed. Written under `lock`, or before others know the sequence.
-        pieces: makes rows of text that comes in pieces, under `lock`. None: the text came whole, or the sequence ended.
-        rows: trailing rows [n, hidden] for the engine's thread, each time with: is the text complete?
-        cancelled: stop before the next frame. Any thread sets it; nobody takes it back.
-    """
+    """Callers' threads fill it. The engine's thread takes `rows` and looks at `cancelled`."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.text_open = True
+        self.lock = threading.Lock()  # held by the caller who pushes or ends the text
+        self.text_open = True  # more may be pushed; written under `lock`, or before others know the sequence
+        # Makes rows of text that comes in pieces, under `lock`. None: the text came whole, or the sequence ended.
         self.pieces: PromptPieces | None = None
+        # Trailing rows [n, hidden] for the engine's thread, each time with: is the text complete?
         self.rows: queue.SimpleQueue[tuple[Tensor, bool]] = queue.SimpleQueue()
-        self.cancelled = False
+        self.cancelled = False  # stop before the next frame; any thread sets it, nobody takes it back
 
     def forget(self) -> None:
         """The sequence has ended, so its text is not needed."""

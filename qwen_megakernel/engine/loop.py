@@ -6,7 +6,6 @@ inbox -> queued -> [slot] -> prefill -> (frame -> vocoder -> chunk)* -> settled
 import contextlib
 import logging
 import queue
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -31,12 +30,11 @@ class Loop:
         admission: Admission,
         failures: Failures,
         slots: Slots,
-        spare: Callable[[], DevicePipeline] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        spare: Callable[[], DevicePipeline] | None,
+        clock: Callable[[], float],
     ):
         """`spare`: makes the pipeline that takes over once the kernels are given up. None: the engine then ends."""
         self._admission = admission
-        self._inbox = admission.inbox
         self.slots = slots
         self.failures = failures
         self._spare = spare
@@ -46,10 +44,11 @@ class Loop:
         self._news = False  # text came, or a cancel
         self.fell_back = False  # the spare took over
         self.turn_began: float | None = None  # when the thread began its turn; None while it rests
+        self.hangs = False  # the watchdog has given the thread up
 
     def _use(self, pipeline: DevicePipeline) -> None:
         self.pipeline = pipeline
-        self._scheduler = Scheduler(pipeline.width, pipeline.most_frames)
+        self._scheduler = Scheduler(pipeline.decoder.width, pipeline.most_frames)
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -60,7 +59,7 @@ class Loop:
                 if not self.turn():
                     self.turn_began = None
                     with contextlib.suppress(queue.Empty):  # a sequence has waited too long
-                        self._take(self._inbox.get(timeout=self.slots.seconds_to_deadline))
+                        self._take(self._admission.inbox.get(timeout=self.slots.seconds_to_deadline))
         except BaseException as error:
             self._admission.fault = self._admission.fault or error
             log.exception("the engine's thread died")
@@ -69,8 +68,8 @@ class Loop:
 
     def turn(self) -> bool:
         """Take messages, then do one step. False: there is nothing to do until a message comes."""
-        for _ in range(self._inbox.qsize()):  # no more: a caller in a tight loop must not hold up frames
-            self._take(self._inbox.get())
+        for _ in range(self._admission.inbox.qsize()):  # no more: a caller in a tight loop must not hold up frames
+            self._take(self._admission.inbox.get())
         if self._admission.closed:
             return True
         self.slots.assign()

@@ -35,11 +35,11 @@ class Need:
     @classmethod
     def of(cls, config: ModelConfig, dtype: torch.dtype, fp8: Collection[str], options: EngineOptions) -> "Need":
         """fp8: parts (fp8.PARTS) whose weights are E4M3."""
-
-        def bytes_of(name: str, shape: tuple[int, ...]) -> int:
-            return math.prod(shape) * (1 if part_of(name) in fp8 else dtype.itemsize)
-
-        weights = sum(bytes_of(*item) for item in talker_tensors(config.talker).items() if item[0] != TEXT_TABLE)
+        weights = sum(
+            math.prod(shape) * (1 if part_of(name) in fp8 else dtype.itemsize)
+            for name, shape in talker_tensors(config.talker).items()
+            if name != TEXT_TABLE
+        )
         vocoder = sum(4 * math.prod(shape) for shape in vocoder_tensors(config.codec).values())
         return cls(weights, vocoder, kv_bytes(options, config.talker.stack, dtype) // options.max_streams)
 

@@ -45,26 +45,19 @@ class ChunkPlan:
 
 class Result:
     """What reaches an utterance's caller. The engine's thread gives the chunks. The thread that settles the sequence
-    (`Admission`) writes the rest; it may be any.
-
-    Attributes:
-        on_chunk, on_end: the caller's callbacks. None: there is none, or the last call was made.
-        callbacks: calls them. None: there are none, or the last call was made.
-        chunks: None comes behind the last one.
-        audio, error: one of them is there once it is `settled`.
-        settled: it has its audio or its error; its callbacks may still run.
-        done: set after the last callback.
-    """
+    (`Admission`) writes the rest; it may be any."""
 
     def __init__(self, on_chunk: Callable[[Chunk], None] | None, on_end: Callable[[], None] | None):
+        # The caller's callbacks, and what calls them. None: there are none, or the last call was made.
         self.on_chunk = on_chunk
         self.on_end = on_end
         self.callbacks: CallbackRunner | DirectCalls | None = None
-        self.chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+        self.chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()  # None comes behind the last one
+        # One of them is there once it is `settled`.
         self.audio: Audio | None = None
         self.error: BaseException | None = None
-        self.settled = False
-        self.done = threading.Event()
+        self.settled = False  # it has its audio or its error; its callbacks may still run
+        self.done = threading.Event()  # set after the last callback
 
     def give(self, chunk: Chunk) -> None:
         self.chunks.put(chunk)
@@ -75,17 +68,7 @@ class Result:
 
 class Output:
     """The frames of one utterance that were made, and what was handed out of them. The engine's thread owns it; whoever
-    settles the sequence, in any thread, calls `assemble`.
-
-    Attributes:
-        codes: int64 [groups] each, of the frames seen.
-        sound: fp32 [1920] each, of the first of these frames.
-        effects: change the sound before it is handed out.
-        handed_frames: frames that went out.
-        first_chunk: when the first chunk was handed out, by the stopwatch's clock; None: none was.
-        runs_out: when the listener has heard all that was handed out; None: nothing was.
-        lead: see `Audio.lead_s`.
-    """
+    settles the sequence, in any thread, calls `assemble`."""
 
     def __init__(self, request: Request, stopwatch: Stopwatch, result: Result, *, sample_rate: int, groups: int):
         """`groups`: codes of a frame."""
@@ -94,9 +77,9 @@ class Output:
         self._result = result
         self._sample_rate = sample_rate
         self._groups = groups
-        self.codes: list[np.ndarray] = []
-        self.sound: list[np.ndarray] = []
-        self.effects: list[Edges | TimeStretch | Padding] = []
+        self.codes: list[np.ndarray] = []  # int64 [groups] each, of the frames seen
+        self.sound: list[np.ndarray] = []  # fp32 [1920] each, of the first of these frames
+        self.effects: list[Edges | TimeStretch | Padding] = []  # change the sound before it is handed out
         edges = Edges(request.trim, request.silence_s, sample_rate)
         pauses = request.before_s > 0 or request.after_s > 0
         if request.trim != "none" or pauses:
@@ -106,13 +89,13 @@ class Output:
         if pauses:
             self.effects.append(Padding(request.before_s, request.after_s, sample_rate, edges, request.speed))
         self._changed: list[np.ndarray] = []  # fp32 [n] each, what was handed out if there are effects
-        self._to_come: list[np.ndarray] = []  # codes of frames whose sound an effect has cut, or holds
+        self._to_come: list[np.ndarray] = []  # codes of frames that go out with the next chunk
         self._chunks = 0  # handed out
         self._samples = 0  # of these
-        self.handed_frames = 0
-        self.first_chunk: float | None = None
-        self.runs_out: float | None = None
-        self.lead: float | None = None
+        self.handed_frames = 0  # frames that went out
+        self.first_chunk: float | None = None  # when it was handed out, by the stopwatch's clock; None: none was
+        self.runs_out: float | None = None  # when the listener has heard all that was handed out; None: nothing was
+        self.lead: float | None = None  # see `Audio.lead_s`
 
     def add_sound(self, sound: np.ndarray) -> np.ndarray:
         """Take what the vocoder made: fp32 [frames, 1920]. Frames from end of speech on are noise. Returns the others.
@@ -125,12 +108,8 @@ class Output:
         return sound
 
     def hand_out(self, presentable: int, *, short: bool, last: bool) -> None:
-        """Hand out chunks of the first `presentable` frames.
-
-        Args:
-            short: the last chunk need not be full.
-            last: no frame will follow, so what effects hold back goes out too.
-        """
+        """Hand out chunks of the first `presentable` frames. `short`: the last chunk need not be full. `last`: no frame
+        will follow, so what effects hold back goes out too."""
         while not self._result.settled and (left := presentable - self.handed_frames) > 0:
             size = chunk_size(self._request.chunk_frames, self._chunks)
             if left < size and not (last or short):
@@ -141,22 +120,21 @@ class Output:
             for effect in self.effects:
                 rest = np.concatenate([effect.push(rest), effect.finish()])
             if len(rest) or self._to_come:
-                self._hand_out(rest, [])
+                self._hand_out(rest)
 
     def _hand_out_frames(self, frames: int) -> None:
         first, last = self.handed_frames, self.handed_frames + frames
-        samples, codes = np.concatenate(self.sound[first:last]), self.codes[first:last]
+        samples = np.concatenate(self.sound[first:last])
         for effect in self.effects:
             samples = effect.push(samples)
+        self._to_come += self.codes[first:last]
         self.handed_frames = last
-        if len(samples):
-            self._hand_out(samples, codes)
-        else:
-            self._to_come += codes
+        if len(samples):  # else an effect has cut them all, or holds them
+            self._hand_out(samples)
 
-    def _hand_out(self, samples: np.ndarray, codes: list[np.ndarray]) -> None:
-        """Hand out the next chunk: fp32 [n], int64 [groups] each."""
-        chunk = Chunk(samples, self._stack([*self._to_come, *codes]), self._sample_rate)
+    def _hand_out(self, samples: np.ndarray) -> None:
+        """Hand out the next chunk: fp32 [n]."""
+        chunk = Chunk(samples, self._stack(self._to_come), self._sample_rate)
         self._to_come = []
         now, seconds = self._stopwatch.clock(), len(samples) / self._sample_rate
         if self.first_chunk is None:

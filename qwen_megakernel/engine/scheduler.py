@@ -45,8 +45,7 @@ class Push:
 
 class Scheduler:
     def __init__(self, width: int, most_frames: int):
-        """`width`: the most sequences in a launch. `most_frames`: of a vocoder push. 0: sequences do not share
-        pushes."""
+        """`width`: the most sequences in a launch. `most_frames`: of a vocoder push; 0: sequences share none."""
         self._width = width
         self._most_frames = most_frames
         self.frame_s = _FIRST_FRAME_S  # seconds from a launch to its codes, averaged
@@ -65,8 +64,7 @@ class Scheduler:
 
     @staticmethod
     def reads_reference(sequence: SpeechSequence, running: list[SpeechSequence]) -> bool:
-        """Does this sequence take the voice's reference through the vocoder? The first with the voice does. The others
-        wait for it and copy the state."""
+        """Does it take the voice's reference through the vocoder? The first does; others wait, and copy the state."""
         return sequence is next(s for s in running if s.reference and s.voice_digest == sequence.voice_digest)
 
     def ready(self, running: list[SpeechSequence]) -> list[SpeechSequence]:
@@ -96,12 +94,8 @@ class Scheduler:
         """The pushes that go to the vocoder now, and the sequences that wait for a larger push.
 
         Sequences share a push, whatever they have to give. Those whose listeners run out first come first. Some go
-        alone, with whole chunks (`SpeechSequence.alone`).
-
-        Args:
-            candidates: those with new frames, and those that have waited.
-            wait: False if no sequence will come to share a push.
-        """
+        alone, with whole chunks (`SpeechSequence.alone`). `candidates`: those with new frames, and those that have
+        waited. `wait`: False if no sequence will come to share a push."""
         # Asked once, because text may come at any moment.
         short = [s for s in candidates if s.idle and not s.alone]
         due = [s for s in candidates if s.vocoder_due(s in short) and not s.result.settled]
@@ -131,6 +125,5 @@ def runs_out_soon(sequence: SpeechSequence, now: float) -> bool:
 
 
 def _is_calm(sequence: SpeechSequence, now: float) -> bool:
-    """May its frames wait? They may if its listener does not run out meanwhile, and if the device has room for the
-    codes of another frame."""
+    """May its frames wait? Not if its listener runs out meanwhile, or if no room is left for another frame's codes."""
     return not (runs_out_soon(sequence, now) or sequence.alone) and sequence.missing < RECENT_FRAMES

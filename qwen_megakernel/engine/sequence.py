@@ -4,7 +4,6 @@ Callers never touch tensors of the engine's thread: text rows go in through a qu
 another (output.py).
 """
 
-import time
 from collections.abc import Callable
 from enum import Enum
 
@@ -43,33 +42,26 @@ class State(Enum):
 
 class SpeechSequence:
     """What the loop counts of an utterance. A caller's thread makes it, and builds its prompt; from `enqueue` on the
-    engine's thread alone writes to it.
-
-    Attributes:
-        request: how to speak.
-        input: what callers fill, in their threads.
-        output: what is handed out, in the engine's thread.
-        result: what reaches the caller. Any thread may settle it.
-        stopwatch: its caller's until `enqueue`, then the engine's thread's.
-        guard: ends a runaway; None: nothing does. Callers' threads add text, all else is the engine's thread's.
-    """
+    engine's thread alone writes to it."""
 
     def __init__(
         self,
         request: Request,
-        on_chunk: Callable[[Chunk], None] | None = None,
-        on_end: Callable[[], None] | None = None,
+        on_chunk: Callable[[Chunk], None] | None,
+        on_end: Callable[[], None] | None,
         *,
         sample_rate: int,
         groups: int,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ):
         """`groups`: codes of a frame."""
         self.request = request
-        self.input = Input()
-        self.stopwatch = Stopwatch(clock)
-        self.result = Result(on_chunk, on_end)
+        self.input = Input()  # what callers fill, in their threads
+        self.stopwatch = Stopwatch(clock)  # its caller's until `enqueue`, then the engine's thread's
+        self.result = Result(on_chunk, on_end)  # what reaches the caller; any thread may settle it
+        # What is handed out, in the engine's thread.
         self.output = Output(request, self.stopwatch, self.result, sample_rate=sample_rate, groups=groups)
+        # Ends a runaway; None: nothing does. Callers' threads add text, all else is the engine's thread's.
         self.guard = RunawayGuard() if request.runaway_guard else None
         self.plan = ChunkPlan(request.chunk_frames)
         self._heard_frame_s = FRAME_S / request.speed
@@ -154,8 +146,7 @@ class SpeechSequence:
 
     @property
     def starved(self) -> bool:
-        """Its next frame needs a text row that has not come, so it waits. A frame depends on the text row of the frame
-        before it."""
+        """Its next frame needs a text row that has not come: that of the frame before it."""
         return self.speaking and not self.text_complete and self.launched > self.text_rows
 
     @property

@@ -1,6 +1,5 @@
 """Slots: which sequence has which slot, and who waits for one."""
 
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -12,7 +11,7 @@ from qwen_megakernel.errors import EngineBusy
 class Slots:
     """The engine's thread owns it; others may look."""
 
-    def __init__(self, admission: Admission, queue_timeout: float, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, admission: Admission, queue_timeout: float, clock: Callable[[], float]):
         """`queue_timeout`: seconds that a sequence waits for a slot, at most."""
         self._admission = admission
         self._queue_timeout = queue_timeout
@@ -22,8 +21,9 @@ class Slots:
         self.free = list(range(admission.slots))  # the slots' numbers
 
     def available(self, sequence: SpeechSequence) -> bool:
-        """Can this sequence get a slot?"""
-        return bool(self.free) and self._admission.may_run(sequence, self.running)
+        """Can this sequence get a slot? A listener at speed 2 needs the model's audio twice as fast."""
+        needed = sum(s.request.speed for s in (sequence, *self.running))
+        return bool(self.free) and (not self.running or needed <= self._admission.sustained)
 
     @property
     def seconds_to_deadline(self) -> float | None:

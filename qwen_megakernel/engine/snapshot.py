@@ -65,12 +65,12 @@ def snapshot_of(core: EngineCore, kept_openings: int) -> Snapshot:
         held=len(loop.held),
         slots=core.slots,
         free_slots=tuple(sorted(slots.free)),
-        free_places=admission.free_places,
+        free_places=len(admission.places),
         in_flight=len(pipeline.in_flight) if pipeline else 0,
         inbox=admission.inbox.qsize(),
         kept_openings=kept_openings,
-        kept_prefixes=pipeline.kept_prefixes if pipeline else 0,
-        kept_references=pipeline.kept_references if pipeline else 0,
+        kept_prefixes=len(pipeline.decoder.prefixes) if pipeline else 0,
+        kept_references=len(pipeline.references) if pipeline else 0,
         alive=core.threads[0].is_alive(),
     )
 

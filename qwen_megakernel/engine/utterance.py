@@ -49,21 +49,15 @@ class Utterance:
             self._core.advance(self._sequence, lambda pieces: pieces.push(text))
 
     def flush(self) -> None:
-        """Also speak what `push_text` holds back because the next character could change it.
-
-        Raises:
-            TextEndedError: see `push_text`.
-        """
+        """Also speak what `push_text` holds back because the next character could change it. Raises TextEndedError: as
+        `push_text`."""
         with self._sequence.input.lock:
             self._refuse_closed_text("flush")
             self._core.advance(self._sequence, lambda pieces: pieces.flush())
 
     def end_text(self) -> None:
-        """The text is complete; calling it again changes nothing.
-
-        Raises:
-            TextError: the whole text cannot be spoken (blank, too long); the utterance has then failed.
-        """
+        """The text is complete; calling it again changes nothing. Raises TextError: the whole text cannot be spoken
+        (blank, too long); the utterance has then failed."""
         with self._sequence.input.lock:
             given = self._sequence.input
             if given.text_open and not given.cancelled and not self._sequence.result.settled:
@@ -113,11 +107,8 @@ class Utterance:
 
 
 class ChunkStream:
-    """Iterator over an utterance's chunks. Dropping it, or `close`, cancels the utterance.
-
-    Attributes:
-        utterance: for `result()` after the last chunk.
-    """
+    """Iterator over an utterance's chunks. Dropping it, or `close`, cancels the utterance. Its `utterance` has the
+    `result()` after the last chunk."""
 
     def __init__(self, utterance: Utterance):
         self.utterance = utterance

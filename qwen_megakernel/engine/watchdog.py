@@ -13,47 +13,37 @@ from qwen_megakernel.errors import CallbackError
 log = logging.getLogger(__name__)
 
 
-class Watchdog:
-    def __init__(self, admission: Admission, loop: Loop, patience: Patience, default_s: float):
-        """`default_s`: in place of `patience.device_s` if that is None."""
-        self._admission = admission
-        self._loop = loop
-        self._patience = patience
-        self._default_s = default_s
-        self.hangs = False  # the loop's thread does not come back
+def watch(admission: Admission, loop: Loop, patience: Patience, default_s: float) -> None:
+    """Watch until the engine has ended. Time is counted by looks, because the process may be stopped and go on hours
+    later. `default_s`: in place of `patience.device_s` if that is None."""
+    turn, turn_s = None, 0.0
+    while not admission.ended or admission.open:
+        before = time.monotonic()
+        with contextlib.suppress(queue.Empty):
+            admission.bell.get(timeout=patience.look_s)
+        passed = min(time.monotonic() - before, 2 * patience.look_s)
+        began = loop.turn_began
+        _watch_callbacks(admission, passed, patience.callback_s)
+        turn, turn_s = began, turn_s + passed if began is not None and began == turn else 0.0
+        device_s = patience.device_s or default_s
+        if turn_s > device_s:
+            loop.hangs = True
+            _end(admission, TimeoutError(f"the device did not answer for {device_s:g} s"))
 
-    def run(self) -> None:
-        """Time is counted by looks, because the process may be stopped and go on hours later."""
-        turn, turn_s = None, 0.0
-        while not self._admission.ended or self._admission.open:
-            before = time.monotonic()
-            with contextlib.suppress(queue.Empty):
-                self._admission.bell.get(timeout=self._patience.look_s)
-            passed = min(time.monotonic() - before, 2 * self._patience.look_s)
-            began = self._loop.turn_began
-            self._watch_callbacks(passed)
-            turn, turn_s = began, turn_s + passed if began is not None and began == turn else 0.0
-            if turn_s > self._device_s:
-                self._end()
 
-    @property
-    def _device_s(self) -> float:
-        return self._default_s if self._patience.device_s is None else self._patience.device_s
+def _watch_callbacks(admission: Admission, passed: float, most_s: float) -> None:
+    for sequence in admission.open.copy():
+        if callbacks := sequence.result.callbacks:
+            callbacks.watch(passed)
+            if callbacks.stuck_s > most_s:
+                why = f"on_chunk did not return in {most_s:g} s: do not wait in it"
+                admission.abandon(sequence, CallbackError(why), "stuck")
 
-    def _watch_callbacks(self, passed: float) -> None:
-        for sequence in self._admission.open.copy():
-            if callbacks := sequence.result.callbacks:
-                callbacks.watch(passed)
-                if callbacks.stuck_s > self._patience.callback_s:
-                    why = f"on_chunk did not return in {self._patience.callback_s:g} s: do not wait in it"
-                    self._admission.abandon(sequence, CallbackError(why), "stuck")
 
-    def _end(self) -> None:
-        """End the engine, because the device does not answer."""
-        self._admission.fault = TimeoutError(f"the device did not answer for {self._device_s:g} s")
-        self._admission.closed = True
-        self._admission.ended = True
-        self.hangs = True
-        log.error("the engine is dead: %s", self._admission.fault)
-        for sequence in self._admission.open.copy():
-            self._admission.abandon(sequence, self._admission.death())
+def _end(admission: Admission, fault: TimeoutError) -> None:
+    admission.fault = fault
+    admission.closed = True
+    admission.ended = True
+    log.error("the engine is dead: %s", fault)
+    for sequence in admission.open.copy():
+        admission.abandon(sequence, admission.death())
