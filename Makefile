@@ -89,7 +89,7 @@ figures: $(VENV)/.installed ## Measure | write the tables and charts of README a
 peers: $(PEERS)/.installed ## Measure | install what measure_peers.py compares with; that speaks on a CUDA GPU only
 
 kernels: $(VENV)/.installed ## Kernel | compile for every card with nvcc, without a GPU; SKIP: targets to leave out
-	$(BIN)/python -m qwen_megakernel.backend.compile_all $(if $(SKIP),--skip $(SKIP))
+	$(BIN)/python tools/compile_kernels.py $(if $(SKIP),--skip $(SKIP))
 
 emulate: $(VENV)/.installed ## Kernel | every card's path of the kernel on a Hopper GPU: are its codes the same?
 	$(BIN)/python benchmarks/emulate.py

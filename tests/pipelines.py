@@ -58,7 +58,7 @@ def log_of_services() -> Iterator[list[str]]:
     """Lines that our services log meanwhile, each with its level."""
     lines: list[str] = []
     ours = {"": False} | {f"qwen_megakernel.pipecat.{name}": "DEBUG" for name in ("local", "remote", "turns")}
-    sink = logger.add(lambda line: lines.append(line.rstrip()), filter=ours, format="{level} {message}")
+    sink = logger.add(lambda line: lines.append(line.rstrip()), level="DEBUG", filter=ours, format="{level} {message}")
     try:
         yield lines
     finally:

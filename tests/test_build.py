@@ -12,16 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import compile_kernels as kernels
 import pytest
 import torch
+from compile_kernels import MODELS, Compiled, Launch
 from torch.utils import cpp_extension
 from waiting import until
 
 from qwen_megakernel import cli
 from qwen_megakernel.backend import build, card, megakernel
-from qwen_megakernel.backend import compile_all as kernels
 from qwen_megakernel.backend.card import Card
-from qwen_megakernel.backend.compile_all import MODELS, Compiled, Launch
 from qwen_megakernel.backend.interfaces import LAUNCH_SLOTS
 from qwen_megakernel.backend.megakernel import STAGES, MegakernelFrameDecoder
 from qwen_megakernel.backend.select import select_device
@@ -596,7 +596,7 @@ def test_a_grid_that_is_not_resident_on_the_smallest_card_and_a_kernel_that_was_
 @pytest.mark.slow
 def test_make_kernels_without_nvcc_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    command = [sys.executable, "-m", "qwen_megakernel.backend.compile_all"]
+    command = [sys.executable, ROOT / "tools" / "compile_kernels.py"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1 and done.stderr == f"error: {card.no_nvcc()}\n"
     assert f"nvcc was not found in CUDA_HOME={tmp_path}; " in done.stderr
