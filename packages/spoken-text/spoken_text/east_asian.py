@@ -15,17 +15,12 @@ _MEASURES = tuple("度도°%元円원层層階층分点점")
 
 
 class EastAsian(Spoken):
-    zero_of = ""
-    """Said before a minute or second below 10."""
-    is_measured: re.Pattern[str]  # the text before a fraction
+    measures: list[str]  # the text before a fraction
     behind_fraction: str  # a character behind one
     behind_day: str  # a character behind a day such as 3/5
     dated_zeros: str  # characters before which the zero of 05 is not said
     weekdays: str
     verbs: str  # characters before a number below zero
-
-    def year(self, year: str) -> str:
-        return self.cardinal(year)
 
     def on_date(self, year: str, month: int, day: str, end: str = "") -> str:
         years, months, days = self._data["date_marks"]
@@ -94,10 +89,6 @@ class EastAsian(Spoken):
             name = self._data["am_pm"][found[3] in "pP"]
             return f"{name}{self.at_time(found[1], found[2] or '0')}" if 1 <= int(found[1]) <= 12 else None
 
-    def before_scale(self, value: str) -> str:
-        """A number in words before a power of ten."""
-        return self.cardinal(value)
-
     def _times(self, rule: Rules) -> None:
         """With two digits of hours 14:30:05 is a time of day, with one it lasts. 78:96 is a score."""
         _, minutes, seconds = self._data["clock_marks"]
@@ -136,6 +127,7 @@ class EastAsian(Spoken):
 
     def _days(self, rule: Rules) -> None:
         """3/5 is a fraction or a day. Where nothing tells, it stays."""
+        measured = re.compile(rf"(?:{'|'.join(self.measures)})(?:{self.blank})?$")
 
         @rule("/", r"(?<![\w.,/:–-])(?<!\d )([-−])?([1-9]\d{0,2})/([1-9]\d{0,3})(?![A-Za-z0-9_/]|[.,]\d|-\d)")
         def say(found: re.Match[str]) -> str | None:
@@ -146,7 +138,7 @@ class EastAsian(Spoken):
                 return self.on_date("", top, found[3])
             if _DATED.search(left) or top >= bottom:
                 return keep(found[0])
-            sure = self.is_measured.search(left) or (right and right in self.behind_fraction)
+            sure = measured.search(left) or (right and right in self.behind_fraction)
             if sure or minus or bottom > 31 or top > 12:
                 return f"{minus}{self.part(top, bottom)}"
             return None if self.is_small(top, bottom) else keep(found[0])

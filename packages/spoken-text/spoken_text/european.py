@@ -35,22 +35,19 @@ def number_of(roman: str) -> int:
 class European(Spoken):
     """The rules that these languages share."""
 
-    money_words: frozenset[str] = frozenset()  # before an amount, as "fr."
+    round_clock = ""  # between 24 and 7
+    out_of: str  # said for the bar of 15/20
 
     def __init__(self, code: str):
         super().__init__(code)
-        self.leads, self.centuries, self.signs = (
-            self.table("abbreviations"),
-            self.table("centuries"),
-            self.table("signs"),
-        )
+        self.leads, self.centuries, self.signs = map(self.table, ("abbreviations", "centuries", "signs"))
         self.signs |= {other: self.signs[sign] for other, sign in _SAME.items()}
 
     # ---------------------------------------------------------------- which words belong together
 
     def begins(self, word: str) -> bool:
         word = re.split("['’]", word)[-1].lstrip('("«„[').lower()  # l'art.
-        return word in self.leads or word in _ALONE or word in self.centuries or word in self.money_words
+        return word in self.leads or word in _ALONE or word in self.centuries or word in self.words("money")
 
     def follows(self, word: str, held: str) -> bool:
         if held[-1].isdecimal():
@@ -71,7 +68,7 @@ class European(Spoken):
         rule("", rf"(?i:(?<![\w.])({ends_of(self.leads)})) ?(?=\d)", self._lead)
         self._dates(rule)
         written = r"(?<![\w.,/-])24/7(?![\w/]|[.,]\d)"
-        rule("/", written, lambda f: f"{self.cardinal('24')}{self.between}{self.cardinal('7')}")
+        rule("/", written, lambda f: f"{self.cardinal('24')} {self.round_clock}{self.cardinal('7')}")
         self.middle(rule)
         rule("'’′", r"(?<![\w.,])\d{1,2}['’′]\d\d(?:[\"”″]|'')?(?!\d)", lambda f: keep(f[0]))
         rule("/,", r"(?<![\w.,:/-])(?:\d+,\d+/(?:5|10)|\d{1,3}/(?:10|20|30|100|110))(?![\w/]|[.,]\d)", self._mark)
@@ -89,14 +86,6 @@ class European(Spoken):
 
     def middle(self, rule: Rules) -> None:
         """What comes behind abbreviations and dates."""
-
-    between = " "
-    """Between 24 and 7."""
-
-    @property
-    def ratio_to(self) -> str:
-        """Between the 1 and the other number of a scale."""
-        return self.to
 
     def later(self, rule: Rules) -> None:
         """Signs of arithmetic. They come behind telephone numbers, which begin with a plus."""
@@ -118,7 +107,7 @@ class European(Spoken):
         is_date = before in ("le", "el", "il", "dia", "em", "du", "au", "del", "al", "dal", "c", "с", "на", "до", "от")
         if "," not in top and (int(top) > int(bottom) or is_date or (bottom == "10" and gcd(int(top), 10) == 1)):
             return None
-        return f"{self.cardinal(self.value(top), ',')} {self._data['out_of']} {self.cardinal(bottom)}"
+        return f"{self.cardinal(self.value(top), ',')} {self.out_of} {self.cardinal(bottom)}"
 
     def _no_seconds(self, found: re.Match[str]) -> str | None:
         """les 80s, which are no seconds"""

@@ -19,19 +19,13 @@ _HALF = re.compile(r"(?:^|[^\d/])1/2$")
 _ROMAN = r"[IVXL]{1,8}"
 
 
-def feminine_ordinal(said: str) -> str:
-    return " ".join(re.sub("o$", "a", word) for word in said.split())
-
-
-def behind_millions(words: str) -> tuple[str, str]:
-    """A number's words up to the last that counts millions, and those behind, which agree with a noun."""
-    start = max((found.end() for found in re.finditer(r"\b(?:mi|bi|tri)l[lh]\w+ ", words)), default=0)
-    return words[:start], words[start:]
-
-
 class Romance(European):
-    feminine_ends: re.Pattern[str]  # of nouns in either number
-    masculine_ends: re.Pattern[str]
+    hour_gender = "f"
+
+    def __init__(self, code: str):
+        super().__init__(code)
+        ends = (rf"(?:{'|'.join(self.words(f'{gender}_ends'))})$" for gender in ("feminine", "masculine"))
+        self.feminine_ends, self.masculine_ends = map(re.compile, ends)  # of nouns in either number
 
     # ---------------------------------------------------------------- genders
 
@@ -136,7 +130,7 @@ class Romance(European):
 
     def agreed(self, said: str, value: str, noun: str, known: str) -> str:
         """A number before a noun of this gender."""
-        return self.feminine(said) if known == "f" else said
+        return self.inflected(said, known)
 
     def _may_be_noun(self, noun: str) -> bool:
         return noun.islower() and bool(_WORD.fullmatch(noun)) and noun not in self.words("others")
@@ -149,7 +143,7 @@ class Romance(European):
 
     def ordinal_at(self, found: re.Match[str]) -> str | None:
         said = self.ordinal(found[1])
-        return feminine_ordinal(said) if found[0][-1] in "ªa" else self.shortened(said, found[0])
+        return self.feminine_ordinal(said) if found[0][-1] in "ªa" else self.shortened(said, found[0])
 
     def shortened(self, said: str, written: str) -> str:
         """An ordinal before a masculine noun, if it is written so."""
@@ -197,7 +191,7 @@ class Romance(European):
         words = self.cardinal(number)
         if number == "1":
             noun, words = self.singular(noun), self.one[kind]
-        words = self.feminine(words) if kind == "f" else words
+        words = self.inflected(words, "f") if kind == "f" else words
         return f"{words} {noun} {self.table('and_half')[kind]}"
 
     def _half(self, found: re.Match[str]) -> str | None:
@@ -222,7 +216,7 @@ class Romance(European):
         if noun in ("con", "com", "per", "por", "para", "nord", "sud", "est", "norte", "sur", "sul", "celsius"):
             return None
         said = self.ordinal(found[1])
-        return feminine_ordinal(said) if kind == "f" else self.shortened(said, f"{found[1]}er")
+        return self.feminine_ordinal(said) if kind == "f" else self.shortened(said, f"{found[1]}er")
 
     # ---------------------------------------------------------------- centuries
 
@@ -261,4 +255,4 @@ class Romance(European):
         if not kind or not 0 < number_of(found[1]) < 40:
             return None
         said = self.ordinal(str(number_of(found[1])))
-        return self.shortened(feminine_ordinal(said) if kind == "f" else said, "er")
+        return self.shortened(self.feminine_ordinal(said) if kind == "f" else said, "er")

@@ -226,8 +226,6 @@ class Language(Spoken):
     first = _first
     last = _last
     headed = _headed
-    clock_end = r"(?: ?Uhr\b)?"
-    scale_gender = "f"
 
     def __init__(self, code: str):
         super().__init__(code)
@@ -268,10 +266,6 @@ class Language(Spoken):
     def on_date(self, year: str, month: int, day: str, end: str = "n") -> str:
         """`end`: what the ordinal ends with."""
         return f"{self.ordinal(day)}{end} {self.months[month - 1]}" + (f" {self.year(year)}" if year else "")
-
-    def at_time(self, hour: str, minute: str, half: str = "") -> str:
-        hours = "ein" if int(hour) == 1 else self.cardinal(str(int(hour)))
-        return f"{hours} Uhr {self.cardinal(str(int(minute)))}" if int(minute) else f"{hours} Uhr"
 
     def end_of_ordinal(self, found: re.Match[str], noun: str = "") -> str | None:
         """What an ordinal ends with behind "-e": "", "n", "r" or "s". None: the words around do not say. `noun`: the

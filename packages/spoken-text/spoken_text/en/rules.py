@@ -344,7 +344,6 @@ class Language(Spoken):
     first = _first
     last = _last
     years_last = _years
-    ordinal_ends = r"(?:st|nd|rd|th)\b"
 
     def __init__(self, code: str):
         super().__init__(code)
@@ -356,10 +355,6 @@ class Language(Spoken):
     def many(self, sign: str) -> str:
         said = super().many(sign)
         return "euros" if said == "euro" else said
-
-    def currency(self, sign: str) -> str:
-        """The sign "kr" may be one of five."""
-        return "" if sign == "kr" else super().currency(sign)
 
     def king(self, number: str, is_queen: bool) -> str:
         return f"the {self.ordinal(number)}"

@@ -6,28 +6,17 @@ from spoken_text.romance import Romance
 from spoken_text.rule import Rules
 
 _CALLED = ("verde", "tel", "tel.", "telefono", "numero", "chiama", "chiamare", "chiamate")
-_ENDS = {"che": "ca", "ghe": "ga", "chi": "co", "ie": "ia", "e": "a"}
 
 
 class Language(Romance):
-    feminine_ends = re.compile(r"(?:zione|sione|tà|tudine|anza|enza)$")
-    masculine_ends = re.compile(r"(?:mento|tore|aggio)$")
-    ordinal_ends = r"\.?[ºª°]"
-    money_words = frozenset(("fr.", "l.", "lit."))
-
     def counted(self, value: str, unit: str, mark: str = "") -> str | None:
         return "un'ora" if value == "1" and unit in ("h", "ora") else super().counted(value, unit, mark)
 
-    def at_time(self, hour: str, minute: str, half: str = "") -> str:
-        hours = self.before_noun(self.cardinal(str(int(hour))), str(int(hour)), "f")
-        return f"{hours} e {self.cardinal(str(int(minute)))}" if int(minute) else hours
-
-    def range(self, first: str | None, last: str | None) -> str | None:
-        """dieci-quindici: with any word before it"""
-        return f"{first}-{last}" if first and last else None
-
     def singulars(self, word: str) -> list[str]:
-        found = [word, *(word.removesuffix(end) + single for end, single in _ENDS.items() if word.endswith(end))]
+        found = [
+            word,
+            *(word.removesuffix(end) + single for end, single in self.table("singulars").items() if word.endswith(end)),
+        ]
         return [*found, word[:-1] + "o", word[:-1] + "e", word + "o"] if word[-1] == "i" else found
 
     def holds_noun(self, word: str, held: str) -> bool:

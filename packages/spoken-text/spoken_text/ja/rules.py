@@ -10,24 +10,9 @@ _REPEATED = "日|人|月|時(?!間)"
 _MONEY = "円人個本枚台件名万億"
 
 _NAMED = re.compile(r"(?:番号|電話|内線|コード|暗証|口座|ID|エラー|ポート|HTTP) ?(?:は|が|:|：)? ?$")
-_ONE_THOUSAND = re.compile("(?<![一二三四五六七八九])千(?=[万億兆])")
 
 
 class Language(EastAsian):
-    is_measured = re.compile(r"(?:大さじ|小さじ|約|割合は?|確率は?|の)$")
-    behind_fraction = "カ合以"
-    behind_day = "にかまのはで（(〜～、"
-    dated_zeros = "月日号號時分秒"
-    weekdays = "月火水木金土日祝"
-    verbs = "はがをにで約低高温気比"
-
-    def __init__(self, code: str):
-        super().__init__(code)
-        self.following = frozenset(self._data["following"])
-
-    def whole(self, number: int) -> str:
-        return _ONE_THOUSAND.sub("一千", super().whole(number))
-
     def before_scale(self, value: str) -> str:
         return "一千" if value == "1000" else self.cardinal(value)
 

@@ -30,14 +30,6 @@ _SCORES = re.compile(
 
 
 class Language(EastAsian):
-    is_measured = re.compile(r"(?:의|약|전체|중|은|는) ?$")
-    behind_fraction = "컵큰작스이수정"
-    behind_day = "에부까("
-    dated_zeros = "월일시분초"
-    weekdays = "월화수목금토일"
-    verbs = "하"
-    following = frozenset("～〜")
-
     def __init__(self, code: str):
         super().__init__(code)
         self.ends = rf"(?=(?:{self.any_of('particles')}){{0,2}}(?![가-힣0-9]))"
@@ -56,9 +48,6 @@ class Language(EastAsian):
 
     def dialled(self, written: str) -> str:
         return super().dialled(written).replace("영", "공")
-
-    def range(self, first: str | None, last: str | None) -> str | None:
-        return f"{first}{self.to} {last}" if first and last else None
 
     def holds(self, word: str, held: str) -> bool:
         if held[-1] == "." and _DATE_GOES_ON.search(held) and word[:1].isdecimal():

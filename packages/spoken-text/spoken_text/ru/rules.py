@@ -44,13 +44,6 @@ def is_one(value: str) -> bool:
 
 
 class Language(European):
-    between = " на "
-    ratio_to = "к"
-    many_forms = 3
-    part_gender = "f"
-    ordinal_ends = r"-?(?:й|ый|ий|ой|я|ая|ю|ую|е|ые|ое|го|ого|му|ому|м|ом|х|ых)\b"
-    duration_units = ("ч", "мин", "сек")
-
     # ---------------------------------------------------------------- words
 
     def cardinal(self, value: str, mark: str = "") -> str:
@@ -63,16 +56,9 @@ class Language(European):
             return 1
         return 0 if is_one(whole) else 2
 
-    def feminine(self, words: str) -> str:
-        return re.sub("два$", "две", re.sub("один$", "одна", words))
-
     def on_date(self, year: str, month: int, day: str, end: str = "") -> str:
         behind = f" {self.ordinal(year, case='g')} года" if year else ""
         return f"{self.ordinal(day, case='g', gender='n')} {self.months[month - 1]}{behind}"
-
-    def at_time(self, hour: str, minute: str, half: str = "") -> str:
-        minutes = self.cardinal(str(int(minute)))
-        return f"{self.cardinal(str(int(hour)))} {'ноль ' if int(minute) < 10 else ''}{minutes}"
 
     def named_months(self, months: str, rule: Rules) -> None:
         date = rf"(?<!\d)(\d\d?) ({months})\b(?: (\d{{4}})(?: года\b| г\.| г\b)?(?!\d))?"
@@ -154,9 +140,6 @@ class Language(European):
         said = " до ".join(num2words(int(end), lang="ru", case="g") for end in ends)
         start = "" if before in self.words("genitive") else "от "
         return " ".join(f"{start}{said} {many} {noun}".split())
-
-    def range(self, first: str | None, last: str | None) -> str | None:
-        return f"{first} – {last}" if first and last else None
 
     def range_of_counts(self, first: str, last: str) -> str | None:
         return f"{first}-{last}"

@@ -53,14 +53,6 @@ def _below_ten_thousand(number: int) -> str:
 
 
 class Language(EastAsian):
-    zero_of = "零"
-    is_measured = re.compile(r"(?:的|约|約|占|了|过|近)$")
-    behind_fraction = "的杯勺"
-    behind_day = ""
-    dated_zeros = "月日号號"
-    weekdays = "周週星"
-    verbs = "为為是到低达约至在从于温得等降"
-
     def __init__(self, code: str):
         super().__init__(code)
         self.counter = rf"(?:(?!{self.any_of('no_counters')})(?:{self.any_of('counters')})|室(?=\d厅|\d廳))"
@@ -79,9 +71,6 @@ class Language(EastAsian):
 
     def hour(self, hour: int) -> str:
         return "两" if hour == 2 else cardinal(hour)
-
-    def currency(self, sign: str) -> str:
-        return "CNY" if sign in tuple("¥￥") else super().currency(sign)
 
     def counted(self, value: str, unit: str, mark: str = "") -> str | None:
         said = super().counted(value, unit, mark)
