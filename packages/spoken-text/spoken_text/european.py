@@ -8,8 +8,8 @@ from spoken_text.rule import Rules, ends_of, keep
 from spoken_text.spoken import Spoken
 
 _SAME = {"~": "≈", "-": "−", "–": "−", "x": "×", "*": "×", "·": "×", "х": "×", "/": "÷", ":": "÷"}
-_VALID = re.compile(r"(?=[IVXL])L?X{0,3}(?:IX|IV|V?I{0,3})|XL(?:IX|IV|V?I{0,3})")
-_VALUES = {"I": 1, "V": 5, "X": 10, "L": 50}
+_VALID = re.compile(r"(?=[IVXL])(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
+_VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
 _ALONE = frozenset("+±≈~=")
 _JOINS = frozenset("y e et и al a - –".split())
 _ARTICLES = frozenset("il el o".split())
@@ -23,13 +23,12 @@ MAY_BE_ROMAN = (
 """What `figures.before_roman` looks for as well."""
 
 
-def number_of(roman: str) -> int:
-    """The value of a Roman numeral below 90; 0 if it is none."""
+def number_of(roman: str, most: int = 89) -> int:
+    """The value of a Roman numeral; 0 if it is none, or more than `most`."""
     roman = roman.replace("Х", "X")
-    if not _VALID.fullmatch(roman):
-        return 0
-    values = [_VALUES[letter] for letter in roman]
-    return sum(-a if a < b else a for a, b in zip(values, [*values[1:], 0], strict=True))
+    values = [_VALUES[letter] for letter in roman] if _VALID.fullmatch(roman) else []
+    value = sum(-a if a < b else a for a, b in zip(values, [*values[1:], 0], strict=True)) if values else 0
+    return value if value <= most else 0
 
 
 class European(Spoken):

@@ -2,27 +2,22 @@
 
 import re
 import threading
-import tomllib
 from decimal import Decimal
-from functools import cache, cached_property
+from functools import cached_property
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from spoken_text import currency
 from spoken_text.errors import LanguageError
 from spoken_text.languages import NAMES, primary_subtag
 from spoken_text.rule import Around, Rules, ends_of, initials
+from spoken_text.tables import table_of
 
 try:
     from num2words import num2words
 except ModuleNotFoundError:  # it is under the LGPL, so everything but normalize="auto" works without it
     num2words = None
 
-LANGUAGES = {
-    "english": "en", "german": "de", "french": "fr", "spanish": "es", "italian": "it", "portuguese": "pt",
-    "russian": "ru", "chinese": "zh", "japanese": "ja", "korean": "ko",
-}  # fmt: skip
+LANGUAGES = {NAMES[code]: code for code in ("en", "de", "fr", "es", "it", "pt", "ru", "zh", "ja", "ko")}
 """Languages whose numbers are read, by the names of languages.py -> their folder."""
 MOST_DIGITS = 15  # a number of more digits is said digit by digit
 _MILLIONS = re.compile(r"\b(?:mi|bi|tri)l[lh]\w+ ")
@@ -67,11 +62,11 @@ class Spoken:
         self.code = code  # as num2words has it
         self.around = Around()
         self.reader: Any = None  # `numbers.Numbers`, once it is made
-        self._data = data_of(code)
+        self._data = table_of(f"{code}/words")
         vars(self).update({name: words for name, words in self._data.items() if not isinstance(words, dict)})
         self.units, self.one = self._data["units"], self.table("one")
         self.following = frozenset(self._data.get("following", ""))  # characters for which a number waits
-        self.currencies = currency.SIGNS | self.table("currency_signs")
+        self.currencies = table_of("shared")["currency_signs"] | self.table("currency_signs")
         self.months = tuple(self._data["lists"].get("months", "").split())
         self._lists = {name: frozenset(words.split()) for name, words in self._data["lists"].items()}
 
@@ -467,26 +462,15 @@ def gender_of(forms: list[str]) -> str:
     return "f" if forms[-1] == "f" else "m"
 
 
-@cache
-def data_of(code: str) -> dict[str, Any]:
-    """The words of a language, read once."""
-    return tomllib.loads((Path(__file__).parent / code / "words.toml").read_text(encoding="utf-8"))
-
-
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.made: dict[str, Spoken] = {}
-
-
-_OF_THREAD = _OfThread()
+_of_thread = threading.local()
 
 
 def spoken_in(language: str) -> Spoken:
     """A language of `LANGUAGES`, made once a thread: its rules use what stands around the phrase that it reads."""
-    code = LANGUAGES[language]
-    if code not in _OF_THREAD.made:
-        _OF_THREAD.made[code] = import_module(f"spoken_text.{code}.rules").Language(code)
-    return _OF_THREAD.made[code]
+    made, code = vars(_of_thread), LANGUAGES[language]
+    if code not in made:
+        made[code] = import_module(f"spoken_text.{code}.rules").Language(code)
+    return made[code]
 
 
 def language_name(language: str | None) -> str | None:

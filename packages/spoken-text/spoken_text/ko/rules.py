@@ -19,15 +19,6 @@ def native(number: int) -> str:
 _DATE_GOES_ON = re.compile(r"(?<![\d.])(?:(?:19|20)\d\d|\d{1,2})\.$")
 """2024. 3. 5."""
 
-_DIALLED = re.compile(
-    r"(?:번호는?|우편번호는?|비밀번호는?|학번은?|사번은?|계좌는?|코드는?|핀번호는?|끝자리|자리|내선|오류|에러|"
-    r"포트)[:：]? ?$"
-)
-_SCORES = re.compile(
-    r"(?:으로|로|의)? ?(?:이겼|이기|승|패|졌|지고|꺾|제압|무승부|무|앞|역전|완승|완패|리드|비겼|비긴|물리|격파|눌렀|"
-    r"눌러|끝)"
-)
-
 
 class Language(EastAsian):
     def __init__(self, code: str):
@@ -101,7 +92,8 @@ class Language(EastAsian):
             return f"{native(number) if number < 100 else say(found[1])} 번째" if 0 < number < 10**12 else None
 
         written = r"(?<![\w.,/-])\d{3,20}(?![\w]|[.,:/-]\d|[가-힣]?원)"
-        rule("", written, lambda f: self.dialled(f[0]) if _DIALLED.search(self.around.ahead(f)) else None)
+        dialled = re.compile(rf"(?:{self.any_of('dialled')})[:：]? ?$")
+        rule("", written, lambda f: self.dialled(f[0]) if dialled.search(self.around.ahead(f)) else None)
         emergency = r" ?(?:에 ?|로 ?)?(?:신고|구급|구조|종합|상황실|대원|소방|전화)"
 
         @rule("", rf"(?<![\w.,/-])11[0-9](?={emergency}|에$|로$|$)")
@@ -110,30 +102,31 @@ class Language(EastAsian):
             called = called or re.match(emergency, self.around.behind(found))
             return self.digits(found[0]).replace(" ", "") if called else None
 
+        scores = re.compile(rf"(?:으로|로|의)? ?(?:{self.any_of('scores')})")
+
         @rule("-", r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/=-]| ?=)")
         def score(found: re.Match[str]) -> str | None:
             right = found.string[found.end() :]
             rest = f"{right} {self.around.after}" if self.around.after else right
-            if _SCORES.match(rest):
+            if scores.match(rest):
                 return f"{say(found[1])} 대 {say(found[2])}"
             return keep(found[0]) if int(found[1]) >= int(found[2]) else None
 
         written = r"(?<![\w.,])(\d{1,3}) ?대 ?(\d{1,3})(?![\w.,]|\d)(?! ?[명개대시년월일분원만번살세권장])"
         rule("대", written, lambda f: f"{say(f[1])} 대 {say(f[2])}")
 
-        @rule("대", rf"(?<![\w.,:/~-])([1-9]\d{{0,2}}) ?대(?=(?:{self.any_of('particles')}){{0,2}}(?![가-힣0-9]))")
+        @rule("대", rf"(?<![\w.,:/~-])([1-9]\d{{0,2}}) ?대{self.ends}")
         def machines(found: re.Match[str]) -> str | None:
             """20대 are twenty cars, or people in their twenties; 4대 are four, or the four great ones."""
             number, next_word = int(found[1]), found.string[found.end() :].strip() or self.around.after
             if self.around.word_before(found) in self.words("machines") or number > 99:
                 return f"{native(number) if number < 100 else say(found[1])} 대"
-            if number % 10 == 0 and re.match(rf"(?:{self.any_of('aged')})|(?:에|부터|는|의)(?: |$)", next_word):
-                return f"{say(found[1])}대"
-            if re.match(rf"(?:{self.any_of('major')})", next_word):
+            aged = number % 10 == 0 and re.match(rf"(?:{self.any_of('aged')})|(?:에|부터|는|의)(?: |$)", next_word)
+            if aged or re.match(self.any_of("major"), next_word):
                 return f"{say(found[1])}대"
             return keep(found[0]) if number % 10 == 0 or self.around.after or next_word else None
 
-        @rule("번", rf"(?<![\w.,:/~-])([1-9]\d{{0,3}}) ?번(?=(?:{self.any_of('particles')}){{0,2}}(?![가-힣0-9]))")
+        @rule("번", rf"(?<![\w.,:/~-])([1-9]\d{{0,3}}) ?번{self.ends}")
         def numbered(found: re.Match[str]) -> str | None:
             """Exit 3, or three times."""
             next_word = found.string[found.end() :].strip() or self.around.after

@@ -7,18 +7,6 @@ from spoken_text.rule import DASH, Kept, Rules, keep
 
 _DIGITS = "零一二三四五六七八九"
 
-_NUMBERED = re.compile(
-    r"(?:电话|電話|热线|熱線|手机|手機|传真|客服|拨打?|撥打?|致电|号码|號碼|编号|編號|编码|邮编|郵編|学号|工号|订单号?|单号|卡号|账号|"
-    r"帐号|密码|密碼|验证码|驗證碼|尾号|QQ号?|微信号?|证号|代码|口令|车牌号?|分机|机号|门牌号?|批号|序列号|端口|报警|急救|火警|转)"
-    r"(?:号|号码)?(?:是|为|為|[:：])? ?$|号(?:是|为|為|[:：]) ?$"
-)
-_HOTLINES = "12306|12345|12315|12333|12320|12348|12378|12369|10086|10010|95\\d{3}"
-_LASTS = re.compile(
-    r"(?:近|约|約|有|长达|過去|过去|历时|經過|经过|历经|了|共|满|超过|将近|整整|每|前|后|以上|达|过|需|要)$"
-)
-_MODEL = re.compile(r"(?:波音|空客|歼|殲|轰|运|直|教|武直|麦道) ?-?$")
-_RATIO = re.compile(r"(?:比例|比分|比率|配比|赔率|之比|总分)(?:是|为|為|约为|[:：])? ?$")
-
 
 def digits(written: str) -> str:
     return "".join(_DIGITS[int(digit)] for digit in written)
@@ -89,15 +77,18 @@ class Language(EastAsian):
     def own(self, rule: Rules) -> None:
         number = self.pattern
 
+        link = "是|为|為|[:：]"
+        named = re.compile(rf"(?:{self.any_of('numbered')})(?:号|号码)?(?:{link})? ?$|号(?:{link}) ?$")
         written = r"(?<![\w.,/-])\d{3,20}(?: \d{3,8}){0,5}(?![\w]|[.,:/-]\d| \d)"
-        rule("", written, lambda f: self.dialled(f[0]) if _NUMBERED.search(self.around.ahead(f)) else None)
+        rule("", written, lambda f: self.dialled(f[0]) if named.search(self.around.ahead(f)) else None)
         rule("(", r"\((0\d{2,3})\) ?(\d{7,8})(?![\w-])", lambda f: self.dialled(f[0]))
         written = r"(?<![\w.,/-])[45]\d\d(?![\w.,/-])"
         rule("", written, lambda f: digits(f[0]) if self.behind(f, "错状") else None)
         rule("HQhq", r"(?<![\w.,/-])(?:19|20)\d\d(?=[QqHh][1-4](?!\w))", lambda f: digits(f[0]))
         rule("秒", r"(?<=\d秒)\d\d(?![\d.])", lambda f: digits(f[0]))
         rule(".", r"(?<=\d)\.00?(?= ?(?:元|美元|欧元|英镑|港元|日元))", lambda f: Kept())
-        rule("", rf"(?<![\w.,/-])(?:{_HOTLINES})(?![\w%元个人万亿]|[.,:/-]\d)", lambda f: digits(f[0]))
+        hotlines = rf"(?<![\w.,/-])(?:{self.any_of('hotlines')}|95\d{{3}})(?![\w%元个人万亿]|[.,:/-]\d)"
+        rule("", hotlines, lambda f: digits(f[0]))
         written = r"(?<![\w.,/-])(\d{3,4})(?=路|室(?!\d厅)|号房|房间|国道|號房|房間)"
         rule("号国室房號路", written, lambda f: digits(f[1]))
         rule("-", r"(?<![\w.,/-])(7[0-8]7)-([1-9]00)(?![\w.,/-])", lambda f: f"{digits(f[1])}，{cardinal(int(f[2]))}")
@@ -111,10 +102,11 @@ class Language(EastAsian):
 
         written = r"(?<![\w.,/-])(?:911|618|315|818|1111|1212)(?![\w.,/-])"
         rule("", written, lambda f: digits(f[0]) if self.behind(f, "事恐购大晚") else None)
+        models = re.compile(rf"(?:{self.any_of('models')}) ?-?$")
 
         @rule("", r"(?<![\w.,/])(-?)([1-9]\d{0,2})(?:-(\d00))?(?![\w.,/-]|米|元)")
         def model(found: re.Match[str]) -> str | None:
-            if not _MODEL.search(self.around.ahead(found)):
+            if not models.search(self.around.ahead(found)):
                 return None
             figure = found[2]
             said = cardinal(int(figure)) if len(figure) < 3 and figure < "20" else digits(figure)
@@ -140,7 +132,7 @@ class Language(EastAsian):
         rule("学學年财財赛賽", written, lambda f: f"{digits(f[1])}{self.to}{digits(f[2])}")
         rule("学學年财財赛賽", rf"(?<![\w.,/-])((?:19|20)\d\d){season}", lambda f: digits(f[1]))
 
-        era = re.compile("[公西]元前?$")
+        era, lasts = re.compile("[公西]元前?$"), re.compile(rf"(?:{self.any_of('lasts')})$")
         written = r"(?<![\w.,/-])\d{1,4}(?=年)"
         rule("年", written, lambda f: digits(f[0]) if era.search(self.around.ahead(f)) else None)
 
@@ -149,7 +141,7 @@ class Language(EastAsian):
             """1500年前 are a count, 1949年前 is a year."""
             year, right = found[1], self.around.behind(found)[1:]
             recent = year[:2] in ("19", "20") and year not in ("1900", "2000")
-            counts = year.endswith("00") and _LASTS.search(self.around.ahead(found))
+            counts = year.endswith("00") and lasts.search(self.around.ahead(found))
             counts = counts or re.match("[前历歷后後间間]|的历", right)
             return self.cardinal(year) if counts and not recent else None
 
@@ -157,18 +149,19 @@ class Language(EastAsian):
         def short(found: re.Match[str]) -> str | None:
             """97年 may be a year or a time of 97 years."""
             left, right = self.around.ahead(found), self.around.behind(found)[1:]
-            if _LASTS.search(left) or re.match("[多来來历间前后]", right):
+            if lasts.search(left) or re.match("[多来來历间前后]", right):
                 return None
             is_year = re.match("[出生毕入参春夏秋冬底初款版]", right) or re.search("[在从自于是到]$", left)
             return digits(found[0]) if is_year else keep(found[0])
 
     def _ratios(self, rule: Rules) -> None:
         number = self.pattern
+        ratios = re.compile(rf"(?:{self.any_of('ratios')})(?:是|为|為|约为|[:：])? ?$")
 
         @rule(":：", rf"(?<![\w.,:/-])({number})[:：]({number})(?![\w:]|-\d)")
         def ratio(found: re.Match[str]) -> str | None:
             left, right = self.around.ahead(found), self.around.behind(found).lstrip()[:1]
-            sure = _RATIO.search(left) or (left.endswith(("以", "以总比分")) and right in self.won)
+            sure = ratios.search(left) or (left.endswith(("以", "以总比分")) and right in self.won)
             sure = sure or ("." in found[2] and found[1][0] != "0")
             return f"{self.said(found[1])}比{self.said(found[2])}" if sure else None
 
