@@ -175,4 +175,8 @@ def ranges(spoken: Spoken, rule: Rules) -> None:
         ends = [
             spoken.agree(found, value, spoken.said(text), True) for value, text in ((first, found[1]), (last, found[3]))
         ]
-        return keep(found[0]) if any(isinstance(end, Kept) for end in ends) else spoken.range_of_counts(*ends)
+        return (
+            keep(found[0])
+            if any(isinstance(end, Kept) for end in ends)
+            else spoken.range(*ends, spoken.range_of_counts)
+        )

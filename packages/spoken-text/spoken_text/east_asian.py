@@ -29,14 +29,12 @@ class EastAsian(Spoken):
 
     def at_time(self, hour: str, minute: str, half: str = "") -> str:
         hours, minutes, _ = self._data["clock_marks"]
-        said = f"{self.hour(int(hour))}{hours}"
+        value = str(int(hour))
+        said = f"{self.table('hours').get(value) or self.cardinal(value)}{hours}"
         if not int(minute):
             return said.strip()
         zero = self.zero_of if int(minute) < 10 else ""
         return f"{said}{zero}{self.cardinal(str(int(minute)))}{minutes}"
-
-    def hour(self, hour: int) -> str:
-        return self.cardinal(str(hour))
 
     def first(self, rule: Rules) -> None:
         if self.following:

@@ -35,6 +35,7 @@ class European(Spoken):
     """The rules that these languages share."""
 
     round_clock = ""  # between 24 and 7
+    by = ""  # said for the letter x between numbers
     out_of: str  # said for the bar of 15/20
 
     def __init__(self, code: str):
@@ -93,11 +94,11 @@ class European(Spoken):
         rule("=", equation, lambda f: re.sub(r"(?<=\d) ([^\s\d]) (?=[−-]?\d|$)", self._sign, f[0]))
         rule("+=×÷", r"(?<=\d) ([+×÷=]) (?=\d)", self._sign)
         rule("=", r"(?<![\w.,)%])= (?=[−-]?\d)", lambda f: f"{self.signs['=']} ")
-        self.products(rule)
+        if self.by:
+            rule("x", r"(?<=\d) x (?=\d)", lambda f: f" {self.by} ")
+            if self.code != "pt":
+                rule("x", r"(?<![\w.,])(\d{1,4})x(?=\d{1,4}(?!\w))", lambda f: f"{f[1]} {self.by} ")
         rule("+~±≈", r"(?<![\w.,)%])([±≈~+]) ?(?=\d)", lambda f: f"{self.signs[f[1]]} ")
-
-    def products(self, rule: Rules) -> None:
-        """The letter x as a sign."""
 
     def _mark(self, found: re.Match[str]) -> str | None:
         """15/20: quinze sur vingt"""

@@ -6,7 +6,7 @@ from spoken_text.cleaning import Clean, Layout
 from spoken_text.figures import before_roman
 from spoken_text.markdown import Markdown
 from spoken_text.maths import Maths
-from spoken_text.spoken import LANGUAGES, Spoken, language_name, spoken_in
+from spoken_text.spoken import LANGUAGES, language_name, spoken_in
 from spoken_text.stage import Stage, is_mark
 from spoken_text.tags import Tags
 from spoken_text.words import Words
@@ -26,11 +26,6 @@ def is_plain(text: str) -> bool:
     return _ROMAN.isdisjoint(text) or not before_roman().search(text)
 
 
-def _spoken(language: str | None) -> Spoken | None:
-    name = language_name(language)
-    return spoken_in(name) if name in LANGUAGES else None
-
-
 class NormalizerStream:
     """Turns a text in pieces, as an LLM or a book writes it, into what a speaker reads. It leaves out Markdown, tags,
     emojis and most of an address, and writes numbers in words of the language, such as "german", "de" or "de-AT". For
@@ -43,12 +38,21 @@ class NormalizerStream:
 
     def __init__(self, language: str | None = None, reads_aloud: bool = True):
         """`reads_aloud`: otherwise numbers, addresses and long words stay as they are."""
-        self._clean = Clean()
-        self._markdown = Markdown()
-        spoken = _spoken(language)
-        maths, words = ([Maths(spoken)], [Words(spoken)]) if reads_aloud else ([], [])
-        self._may_be_open: list[Tags | Maths | Markdown] = [Tags(), *maths, self._markdown]
-        self._stages: list[Stage] = [*self._may_be_open, *words, Layout()]
+        self._clean, self._tags, self._markdown = Clean(), Tags(), Markdown()
+        self._reads_aloud, self._layout = reads_aloud, Layout()
+        self._maths: Maths | None = None
+        self.read_in(language)
+
+    def read_in(self, language: str | None) -> None:
+        """From here on the text is in this language. Words may not be held back."""
+        self._stages: list[Stage] = [self._tags, self._markdown, self._layout]
+        if self._reads_aloud:
+            name = language_name(language)
+            spoken = spoken_in(name) if name in LANGUAGES else None
+            before, self._maths = self._maths, Maths(spoken)
+            if before:
+                self._maths.follow(before)
+            self._stages = [self._tags, self._maths, self._markdown, Words(spoken), self._layout]
 
     def push(self, piece: str) -> str:
         """Take a piece, and return what is now final."""
@@ -72,7 +76,7 @@ class NormalizerStream:
     @property
     def at_rest(self) -> bool:
         """No link, tag, element, block of code or item of a list is open."""
-        return all(stage.at_rest for stage in self._may_be_open)
+        return self._tags.at_rest and self._markdown.at_rest and (not self._maths or self._maths.at_rest)
 
     def pass_over(self, text: str) -> None:
         """Plain text came meanwhile. `text` is its end."""
@@ -80,23 +84,11 @@ class NormalizerStream:
 
     def follow(self, before: "NormalizerStream") -> None:
         """Go on within what `before` has left open. `before` is not used afterwards."""
+        self._stages[0] = self._tags = before._tags
+        self._stages[self._stages.index(self._markdown)] = self._markdown = before._markdown
         self._clean = before._clean
-        self._markdown = before._markdown
-        for place, (own, other) in enumerate(zip(self._may_be_open, before._may_be_open, strict=True)):
-            if isinstance(own, Maths) and isinstance(other, Maths):
-                own.follow(other)  # its words are of this stream's language
-            else:
-                self._stages[place] = self._may_be_open[place] = other
-
-    def read_in(self, language: str | None) -> None:
-        """From here on the text is in this language. Words may not be held back."""
-        spoken = _spoken(language)
-        for place, stage in enumerate(self._stages):
-            if isinstance(stage, Maths):
-                self._stages[place] = self._may_be_open[place] = maths = Maths(spoken)
-                maths.follow(stage)
-            elif isinstance(stage, Words):
-                self._stages[place] = Words(spoken)
+        if self._maths and before._maths:
+            self._maths.follow(before._maths)  # its words are of this stream's language
 
     def _through(self, text: str, first: int) -> str:
         for stage in self._stages[first:]:

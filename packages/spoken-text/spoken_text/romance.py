@@ -93,21 +93,18 @@ class Romance(European):
             return said
         before, labels = self.around.word_before(found), self.words("labels")
         if before in labels or before.rstrip(".") + "." in labels:
-            return self.as_name(said)
+            return self.changed(said, "labelled")
         if before in _YEAR_AFTER and re.fullmatch(r"1[1-9]\d\d|20\d\d", found[0]):
             return said
         noun = self.noun(found)
         each = " cada " in found.string[found.end() : found.end() + 9]
         known = self.gender_at(noun, before, value, value == "1" and not in_range and not each)
-        if int(value) and int(value) % 10**6 == 0 and self.takes_of(noun, known):
+        takes_of = noun in self.words("many") if self.words("many") else known
+        if int(value) and int(value) % 10**6 == 0 and takes_of:
             return f"{said} {self.of_noun(noun)}"
         if known:
             return self.agreed(said, value, noun, known)
         return keep(found[0]) if not in_range and self._may_be_noun(noun) and self.is_open(value, noun, said) else said
-
-    def as_name(self, said: str) -> str:
-        """A number behind "page" or the like."""
-        return said
 
     def gender_at(self, noun: str, before: str, value: str, is_one: bool) -> str:
         """The gender of the noun behind a number, also by the word before."""
@@ -120,10 +117,6 @@ class Romance(European):
         if self.code in ("es", "pt") and not known and not noun[:1].isdigit():
             return "f" if before in _FEMININE_BEFORE else "m" if noun and before in _MASCULINE_BEFORE else ""
         return known
-
-    def takes_of(self, noun: str, known: str) -> bool:
-        """Does whole millions' noun have a preposition before it?"""
-        return bool(known)
 
     def of_noun(self, noun: str) -> str:
         return self._data["of"].rstrip()
@@ -146,8 +139,8 @@ class Romance(European):
         return self.feminine_ordinal(said) if found[0][-1] in "ªa" else self.shortened(said, found[0])
 
     def shortened(self, said: str, written: str) -> str:
-        """An ordinal before a masculine noun, if it is written so."""
-        return said
+        """An ordinal before a masculine noun, if it is written so: 3er"""
+        return self.changed(said, "shortened_ordinals") if written.endswith("er") else said
 
     def own(self, rule: Rules) -> None:
         self._centuries(rule)

@@ -46,12 +46,13 @@ class Spoken:
     joined = False  # there is no blank between a number and its noun
     blank = " "  # between the words of a number, and around `dot`
     pause = ", "  # between the groups of a telephone number
-    range_of = ""  # how a range is said, if not with `to` between blanks
+    range_of = range_of_counts = ""  # how a range is said, if not with `to` between blanks; the same without units
     zero_of = ""  # said before a minute or second below 10
     dialect = ""  # num2words' name for the numbers, if it is not the language's code
     counted_years = False  # a year is said as a count
     ordinal_kings = 99  # kings up to this number have an ordinal
     many_forms = 2  # how many forms a noun has behind numbers
+    plural_from = scales_from = 0  # numbers from here on have a noun in the plural, a power of ten; 0: all but 1
     part_gender = scale_gender = hour_gender = "m"  # of fractions, powers of ten and hours
     ordinal_ends = clock_end = ""  # regular expressions: behind an ordinal's digits, behind a time such as 14:30
     duration_units = ("h", "min", "s")
@@ -294,28 +295,22 @@ class Spoken:
         if self.joined:
             return self.before_scale(value) + forms[0]
         number = self.before_noun(self.said(written), value, self.scale_gender)
-        form = scale if scale in forms and self.one else forms[min(self.scale_form(value), len(forms) - 1)]
+        many = self.form(value, self.scales_from or self.plural_from)
+        form = scale if scale in forms and self.one else forms[min(many, len(forms) - 1)]
         return f"{number} {form}"
 
     def before_scale(self, value: str) -> str:
         """A number before a power of ten, in languages without blanks."""
-        return self.cardinal(value)
-
-    def scale_form(self, value: str) -> int:
-        """As `form`, for a power of ten."""
-        return self.form(value)
+        return self.table("before_scales").get(value) or self.cardinal(value)
 
     def below_zero(self, sign: str | None) -> str:
         """What is said before a number with this sign."""
         return (self.minus + ("" if self.joined else " ")) if sign else ""
 
-    def range(self, first: str | None, last: str | None) -> str | None:
+    def range(self, first: str | None, last: str | None, form: str = "") -> str | None:
         """A range of what is words already; None if one of its ends is missing."""
-        said = self.range_of or f"{{}}{self.blank}{self.to}{self.blank}{{}}"
+        said = form or self.range_of or f"{{}}{self.blank}{self.to}{self.blank}{{}}"
         return said.format(first, last) if first and last else None
-
-    def range_of_counts(self, first: str, last: str) -> str | None:
-        return self.range(first, last)
 
     # ---------------------------------------------------------------- numbers before nouns
 
@@ -349,9 +344,10 @@ class Spoken:
         """The same for a number as it is written."""
         return self.counted(self.value(written), unit, mark_of(written))
 
-    def form(self, value: str) -> int:
+    def form(self, value: str, plural_from: int | None = None) -> int:
         """Index of the noun's form for a number: 0 for singular, then the others."""
-        return int(value != "1")
+        least = self.plural_from if plural_from is None else plural_from
+        return int(float(value) >= least) if least else int(value != "1")
 
     def before_noun(self, words: str, value: str, gender: str) -> str:
         """A number as it is before a noun of this gender, "m" or "f"."""

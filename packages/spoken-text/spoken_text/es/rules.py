@@ -7,9 +7,6 @@ from spoken_text.rule import Rules, keep
 
 
 class Language(Romance):
-    def shortened(self, said: str, written: str) -> str:
-        return re.sub("(primer|tercer)o$", r"\1", said) if written.endswith("er") else said
-
     def agreed(self, said: str, value: str, noun: str, known: str) -> str:
         if known == "m" and noun in self.words("others"):
             return said
@@ -28,7 +25,3 @@ class Language(Romance):
         """$ 200 pesos, $ 200 ARS: the word behind tells the currency"""
         after = self.around.word_after(found)
         return found[1] if after == "pesos" or re.fullmatch("ARS|COP|CLP|UYU|MXN", after) else None
-
-    def products(self, rule: Rules) -> None:
-        rule("x", r"(?<=\d) x (?=\d)", lambda f: " por ")
-        rule("x", r"(?<![\w.,])(\d{1,4})x(?=\d{1,4}(?!\w))", lambda f: f"{f[1]} por ")

@@ -13,9 +13,6 @@ _VOWELS = tuple("aeiouyéèêœh")
 
 
 class Language(Romance):
-    def form(self, value: str) -> int:
-        return int(float(value) >= 2)
-
     def many(self, sign: str) -> str:
         said = super().many(sign)
         return f"d'{said[3:]}" if said[3:4] in tuple("aeiouy") else said
@@ -31,9 +28,6 @@ class Language(Romance):
 
     def holds_noun(self, word: str, held: str) -> bool:
         return held.endswith("000") and word.startswith(_VOWELS) and bool(self.gender(word))
-
-    def as_name(self, said: str) -> str:
-        return re.sub("(vingt|cent)s$", r"\1", said)
 
     def of_noun(self, noun: str) -> str:
         return "d'" if noun.startswith(_VOWELS) else "de"

@@ -22,9 +22,6 @@ class Language(Romance):
     def holds_noun(self, word: str, held: str) -> bool:
         return held.lstrip("(") == "1" and word[:1] in tuple("aeiou") and self.gender(word) == "f"
 
-    def takes_of(self, noun: str, known: str) -> bool:
-        return noun in self.words("many")
-
     def agreed(self, said: str, value: str, noun: str, known: str) -> str:
         if value != "1":
             return re.sub("uno$", "un", said) if noun == "anni" else said
@@ -45,10 +42,6 @@ class Language(Romance):
     def _lire(self, found: re.Match[str]) -> str:
         value = self.value(found[1])
         return f"{self.cardinal(value)} {'di ' if int(value) % 10**6 == 0 else ''}lire"
-
-    def products(self, rule: Rules) -> None:
-        rule("x", r"(?<=\d) x (?=\d)", lambda f: " per ")
-        rule("x", r"(?<![\w.,])(\d{1,4})x(?=\d{1,4}(?!\w))", lambda f: f"{f[1]} per ")
 
     def centuries_behind(self, chain: str, rule: Rules) -> None:
         rule("ILVX", rf"(?<!\w)({chain}) ?(sec(?:oli|olo|c?\.)(?!\w))?", self._century_behind)

@@ -11,9 +11,6 @@ _MONEY = "円人個本枚台件名万億"
 
 
 class Language(EastAsian):
-    def before_scale(self, value: str) -> str:
-        return "一千" if value == "1000" else self.cardinal(value)
-
     def own(self, rule: Rules) -> None:
         number = self.pattern
         written = rf"(?<![\d.,，])\d{{1,3}}(?:，\d{{3}}){{1,4}}(?!，?\d)(?= ?[{_MONEY}])"

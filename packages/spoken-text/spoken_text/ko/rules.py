@@ -30,9 +30,6 @@ class Language(EastAsian):
         """June and October drop a sound."""
         return super().on_date(year, month, day).replace("육월", "유월").replace("십월", "시월")
 
-    def hour(self, hour: int) -> str:
-        return f"{native(hour)} " if 1 <= hour <= 12 else self.cardinal(str(hour))
-
     def lasting(self, value: str, unit: str) -> str | None:
         number = native(int(value)) if unit == "h" and 0 < int(value) < 100 else self.cardinal(value)
         return number + {"h": " 시간", "min": "분", "s": "초"}[unit]

@@ -7,9 +7,6 @@ from spoken_text.rule import Rules
 
 
 class Language(Romance):
-    def scale_form(self, value: str) -> int:
-        return int(float(value) >= 2)
-
     def holds_noun(self, word: str, held: str) -> bool:
         return word == "em"
 
@@ -22,6 +19,3 @@ class Language(Romance):
 
     def _postal(self, found: re.Match[str]) -> str | None:
         return self.dialled(found[0]) if self.around.word_after(found)[:1].isupper() else None
-
-    def products(self, rule: Rules) -> None:
-        rule("x", r"(?<=\d) x (?=\d)", lambda f: " por ")

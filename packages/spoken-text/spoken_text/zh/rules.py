@@ -57,15 +57,9 @@ class Language(EastAsian):
     def year(self, year: str) -> str:
         return digits(year)
 
-    def hour(self, hour: int) -> str:
-        return "两" if hour == 2 else cardinal(hour)
-
     def counted(self, value: str, unit: str, mark: str = "") -> str | None:
         said = super().counted(value, unit, mark)
         return f"两{self.units[unit][0]}" if said and value == "2" and unit[0] not in "°%" else said
-
-    def before_scale(self, value: str) -> str:
-        return "两" if value == "2" else self.cardinal(value)
 
     def is_small(self, top: int, bottom: int) -> bool:
         return bottom < 7 or bottom in (8, 10)
