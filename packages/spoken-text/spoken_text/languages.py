@@ -55,16 +55,11 @@ def _code_of(name: str) -> str | None:
         return _CODES.get(name, name)
     if name == "auto" or "dialect" in name:
         return None
-    code = _iso639().get(name.lower().replace("_", " "))
-    return _two_letters().get(code, code) if code else None
-
-
-@functools.cache
-def _two_letters() -> Mapping[str, str]:
-    """ISO 639-3 code -> ISO 639-1 code."""
+    if not (code := _iso639().get(name.lower().replace("_", " "))):
+        return None
     import iso639
 
-    return {language.part3: language.part1 for language in iso639.ALL_LANGUAGES if language.part1}
+    return iso639.Language.from_part3(code).part1 or code
 
 
 @functools.cache
