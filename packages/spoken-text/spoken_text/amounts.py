@@ -172,11 +172,7 @@ def ranges(spoken: Spoken, rule: Rules) -> None:
             return None
         if before in spoken.words("genitive") and (case := spoken.range_at(found, found[1], found[3])):
             return case
-        ends = [
-            spoken.agree(found, value, spoken.said(text), True) for value, text in ((first, found[1]), (last, found[3]))
-        ]
-        return (
-            keep(found[0])
-            if any(isinstance(end, Kept) for end in ends)
-            else spoken.range(*ends, spoken.range_of_counts)
-        )
+        start = spoken.agree(found, first, spoken.said(found[1]), True)
+        end = spoken.agree(found, last, spoken.said(found[3]), True)
+        stays = isinstance(start, Kept) or isinstance(end, Kept)
+        return keep(found[0]) if stays else spoken.range(start, end, spoken.range_of_counts)

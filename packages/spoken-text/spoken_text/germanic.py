@@ -150,7 +150,8 @@ class Germanic(Spoken):
 
         def exact(hour: str, minute: str, second: str | None, half: str = "") -> str:
             said = self.at_time(hour, minute, half)
-            return f"{said}{self._data['and']}{self.counted(str(int(second)), 's')}" if int(second or 0) else said
+            seconds = str(int(second or 0))
+            return said if seconds == "0" else f"{said}{self._data['and']}{self.counted(seconds, 's')}"
 
         stamp = r"(?<=\d{4}-\d\d-\d\d)T([01]\d|2[0-4]):([0-5]\d)(?::([0-5]\d)(?:\.\d{1,9})?)?(Z?)(?![\w:.+-])"
         rule("-", stamp, lambda f: f", {exact(f[1], f[2], f[3])}{' UTC' if f[4] else ''}")

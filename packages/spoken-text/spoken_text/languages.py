@@ -41,7 +41,7 @@ def spellings_of(known: tuple[str, ...]) -> Mapping[str, str]:
     table: dict[str, str] = {}
     for name in known:
         code = _code_of(name)
-        if code in NAMES:
+        if code and code in NAMES:
             table |= dict.fromkeys([code, *_SPELLINGS[code]], name)
         elif code:
             iso = _iso639()

@@ -48,7 +48,7 @@ class NormalizerStream:
         self._stages: list[Stage] = [self._tags, self._markdown, self._layout]
         if self._reads_aloud:
             name = language_name(language)
-            spoken = spoken_in(name) if name in LANGUAGES else None
+            spoken = spoken_in(name) if name and name in LANGUAGES else None
             before, self._maths = self._maths, Maths(spoken)
             if before:
                 self._maths.follow(before)
