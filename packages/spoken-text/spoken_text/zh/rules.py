@@ -8,27 +8,6 @@ from spoken_text.rule import DASH, Kept, Rules, keep
 _DIGITS = "零一二三四五六七八九"
 
 
-def digits(written: str) -> str:
-    return "".join(_DIGITS[int(digit)] for digit in written)
-
-
-def cardinal(number: int) -> str:
-    """A whole number of at most 16 digits: 两 only before 千, 万, 亿 and 兆."""
-    if not number:
-        return _DIGITS[0]
-    said, gap = "", False
-    for power, scale in ((12, "兆"), (8, "亿"), (4, "万"), (0, "")):
-        part = number // 10**power % 10_000
-        if not part:
-            gap = bool(said)
-            continue
-        if said and (gap or part < 1000):
-            said += _DIGITS[0]
-        gap = False
-        said += ("两" if part == 2 and scale else _below_ten_thousand(part)) + scale
-    return re.sub("^一十", "十", said)
-
-
 def _below_ten_thousand(number: int) -> str:
     said, gap = "", False
     for power, scale in ((1000, "千"), (100, "百"), (10, "十"), (1, "")):
@@ -49,13 +28,25 @@ class Language(EastAsian):
         self.won = tuple(self._data["won"])
 
     def whole(self, number: int) -> str:
-        return cardinal(number)
+        """A whole number of at most 16 digits: 两 only before 千, 万, 亿 and 兆."""
+        if not number:
+            return _DIGITS[0]
+        said, gap = "", False
+        for power, scale in ((12, "兆"), (8, "亿"), (4, "万"), (0, "")):
+            part = number // 10**power % 10_000
+            if not part:
+                gap = bool(said)
+                continue
+            if said and (gap or part < 1000):
+                said += _DIGITS[0]
+            gap = False
+            said += ("两" if part == 2 and scale else _below_ten_thousand(part)) + scale
+        return re.sub("^一十", "十", said)
 
-    def digits(self, written: str) -> str:
-        return digits(written)
+    def digits(self, digits: str) -> str:
+        return "".join(_DIGITS[int(digit)] for digit in digits)
 
-    def year(self, year: str) -> str:
-        return digits(year)
+    year = digits
 
     def counted(self, value: str, unit: str, mark: str = "") -> str | None:
         said = super().counted(value, unit, mark)
@@ -69,8 +60,7 @@ class Language(EastAsian):
         return self.around.behind(found)[:1] in tuple(characters)
 
     def own(self, rule: Rules) -> None:
-        number = self.pattern
-
+        number, whole, digits = self.pattern, self.whole, self.digits
         link = "是|为|為|[:：]"
         named = re.compile(rf"(?:{self.any_of('numbered')})(?:号|号码)?(?:{link})? ?$|号(?:{link}) ?$")
         written = r"(?<![\w.,/-])\d{3,20}(?: \d{3,8}){0,5}(?![\w]|[.,:/-]\d| \d)"
@@ -85,12 +75,12 @@ class Language(EastAsian):
         rule("", hotlines, lambda f: digits(f[0]))
         written = r"(?<![\w.,/-])(\d{3,4})(?=路|室(?!\d厅)|号房|房间|国道|號房|房間)"
         rule("号国室房號路", written, lambda f: digits(f[1]))
-        rule("-", r"(?<![\w.,/-])(7[0-8]7)-([1-9]00)(?![\w.,/-])", lambda f: f"{digits(f[1])}，{cardinal(int(f[2]))}")
+        rule("-", r"(?<![\w.,/-])(7[0-8]7)-([1-9]00)(?![\w.,/-])", lambda f: f"{digits(f[1])}，{whole(int(f[2]))}")
 
         holidays = {"5.1": "五一", "10.1": "十一"}
         written = r"(?<![\w.,/-])(?:5\.1|10\.1)(?![\w.,/-])"
         rule(".", written, lambda f: holidays[f[0]] if self.behind(f, "假国黄长小劳") else None)
-        rule("-", r"(?<![\w.,/-])(\d{1,2})-(\d{3,4})(?=室|房|号)", lambda f: f"{cardinal(int(f[1]))}-{digits(f[2])}")
+        rule("-", r"(?<![\w.,/-])(\d{1,2})-(\d{3,4})(?=室|房|号)", lambda f: f"{whole(int(f[1]))}-{digits(f[2])}")
         rule("后後", r"(?<![\w.,/-])(?:[5-9][05]|0[05]|10)(?=[后後](?!期))", lambda f: digits(f[0]))
         rule("·", r"(?<![\w.,/-])([1-9]\d?)·(\d{1,2})(?![\w.·])", lambda f: digits(f[1] + f[2]))
 
@@ -103,8 +93,8 @@ class Language(EastAsian):
             if not models.search(self.around.ahead(found)):
                 return None
             figure = found[2]
-            said = cardinal(int(figure)) if len(figure) < 3 and figure < "20" else digits(figure)
-            return f"{said}，{cardinal(int(found[3]))}" if found[3] else said
+            said = whole(int(figure)) if len(figure) < 3 and figure < "20" else digits(figure)
+            return f"{said}，{whole(int(found[3]))}" if found[3] else said
 
         written = r"(?<![\w.,])([1-9]\d{0,2}(?: \d{3})+)(?![\w.,]| ?\d)(?= ?[元人个個吨公])"
         rule("个人個元公吨", written, lambda f: f[1].replace(" ", ""))
@@ -121,6 +111,7 @@ class Language(EastAsian):
         rule("-", written, lambda f: keep(f[0]) if self.around.ahead(f).endswith(tables) else None)
 
     def _years(self, rule: Rules) -> None:
+        digits = self.digits
         season = "(?= ?(?:学年|學年|赛季|賽季|年度|财年|財年))"
         written = rf"(?<![\w.,/-])((?:19|20)\d\d)(?:{DASH}|/)((?:19|20)?\d\d){season}"
         rule("学學年财財赛賽", written, lambda f: f"{digits(f[1])}{self.to}{digits(f[2])}")
@@ -164,11 +155,12 @@ class Language(EastAsian):
             left, right = self.around.ahead(found), self.around.behind(found)[:1]
             lost = right in ("不", "被", "输") and "0" in (found[1], found[2])
             if lost or right in self.won or re.search(r"(?:比分|总分|以|战成|踢成|打成)(?:是|为|[:：])?$", left):
-                return f"{cardinal(int(found[1]))}比{cardinal(int(found[2]))}"
+                return f"{self.whole(int(found[1]))}比{self.whole(int(found[2]))}"
             return keep(found[0]) if int(found[1]) >= int(found[2]) and found[0][0] != "0" else None
 
     def counters(self, rule: Rules) -> None:
         """Years, counters, codes and 11-digit telephone numbers."""
+        digits = self.digits
         written = r"(?<![\d.,])1[3-9]\d([ -]?)\d{4}\1\d{4}(?!\d)"
         rule("", written, lambda f: self.dialled(f[0]))
         code = re.compile("[打拨撥话話编編]")
