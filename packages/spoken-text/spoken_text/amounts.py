@@ -45,7 +45,7 @@ def money(spoken: Spoken, rule: Rules) -> None:
         """`first` and `last`: a number and its scale."""
         signs.discard(None)
         if len(signs) != 1:
-            return keep(found[0])
+            return keep(found)
         sign = signs.pop() or ""
         if not first[1] and (said := spoken.range_at(found, first[0], last[0], spoken.many(sign), last[1])):
             return said + stop(found, sign)
@@ -53,7 +53,7 @@ def money(spoken: Spoken, rule: Rules) -> None:
             start = spoken.amount(sign, *first)
         else:
             start = spoken.scaled(*first)
-        return spoken.range(start, spoken.amount(sign, *last)) or keep(found[0])
+        return spoken.range(start, spoken.amount(sign, *last)) or keep(found)
 
     before = rf"{begins}{sign} ?({number}){scale}{dash}{sign}? ?({number}){scale}{ends}(?!-\d){_TAIL}"
     rule(DASHES, before, lambda f: ranged(f, {f[1], f[4]}, (f[2], f[3]), (f[5], f[6])))
@@ -70,11 +70,10 @@ def money(spoken: Spoken, rule: Rules) -> None:
     rule(INITIALS, written, lambda f: single(f, f[2], f[3], f[4]))
     # An amount with a letter, a third decimal mark or a chain of dashes behind it may be anything.
     odd = r"(?:[\d.,]{0,30}[A-Za-zÀ-ɏЀ-ӿ]\w{0,30}|\d{0,30}[.,][\d.,]{0,30}\d)"
-    rule("$€£¥￥₽₩₹₺₴", rf"(?<![\w])(?:{SIGN}) ?\d{odd}", lambda f: keep(f[0]))
+    rule("$€£¥￥₽₩₹₺₴", rf"(?<![\w])(?:{SIGN}) ?\d{odd}", keep)
     within = r"(?<![\w.,])(\d{1,6}) ?([€$£])(\d\d)(?![\w]|[.,]\d)"
-    rule("$€£", within, lambda f: spoken.money(f"{f[1]}.{f[3]}", f[2]) if spoken.decimal == "," else keep(f[0]))
-    written = rf"(?<![\w.,])([-−])?({number}){scale} ?{behind}{letters}"
-    rule(INITIALS, written, lambda f: single(f, f[4], f[2], f[3]))
+    rule("$€£", within, lambda f: spoken.money(f"{f[1]}.{f[3]}", f[2]) if spoken.decimal == "," else keep(f))
+    rule(INITIALS, rf"(?<![\w.,])([-−])?({number}){scale} ?{behind}{letters}", lambda f: single(f, f[4], f[2], f[3]))
 
 
 def scaled(spoken: Spoken, rule: Rules) -> None:
@@ -175,4 +174,4 @@ def ranges(spoken: Spoken, rule: Rules) -> None:
         start = spoken.agree(found, first, spoken.said(found[1]), True)
         end = spoken.agree(found, last, spoken.said(found[3]), True)
         stays = isinstance(start, Kept) or isinstance(end, Kept)
-        return keep(found[0]) if stays else spoken.range(start, end, spoken.range_of_counts)
+        return keep(found) if stays else spoken.range(start, end, spoken.range_of_counts)

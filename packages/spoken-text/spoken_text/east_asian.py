@@ -53,16 +53,16 @@ class EastAsian(Spoken):
         """What only one of these languages writes."""
 
     def _names(self, rule: Rules) -> None:
-        rule("nrst", r"(?<![\w.,])\d+(?:st|nd|rd|th)(?![A-Za-z])", lambda f: keep(f[0]))
-        rule(".x", r"(?<![\w])[Nn][Oo]\.\d+(?![\d.])|(?<!\w)0x[0-9A-Fa-f]{1,16}(?!\w)", lambda f: keep(f[0]))
-        rule("/", r"(?<![\w./])\d\d/\d\d/\d\d(?![\w/])", lambda f: keep(f[0]))
+        rule("nrst", r"(?<![\w.,])\d+(?:st|nd|rd|th)(?![A-Za-z])", keep)
+        rule(".x", r"(?<![\w])[Nn][Oo]\.\d+(?![\d.])|(?<!\w)0x[0-9A-Fa-f]{1,16}(?!\w)", keep)
+        rule("/", r"(?<![\w./])\d\d/\d\d/\d\d(?![\w/])", keep)
         point = f"{self.blank}{self.point}{self.blank}"
         dotted = r"(?<=[A-Za-z]\.)\d{1,3}(?:\.\d{1,3}){1,3}(?![\w.])"  # Ver.2.0
         rule(".", dotted, lambda f: point.join(map(self.cardinal, f[0].split("."))))
         # The parts of a number with letters, such as HT2024-0315.
         parts = r"(?<=[A-Za-z])-?\d{2,20}(?:-\d{1,20}){1,9}(?![\w.-])"
         rule("-", parts, lambda f: Kept("-".join(map(self.digits, f[0].lstrip("-").split("-")))))
-        rule("'’′", r"(?<![\w.,])\d+['’′]\d+(?:[\"”″]|['’′]{2})", lambda f: keep(f[0]))
+        rule("'’′", r"(?<![\w.,])\d+['’′]\d+(?:[\"”″]|['’′]{2})", keep)
 
     def _amounts(self, rule: Rules) -> None:
         written = r"(?<![\w.,/+-])(?<![\d)] )\d{2,6}-\d{2,6}-\d{2,8}(?![\w.-])"
@@ -135,11 +135,11 @@ class EastAsian(Spoken):
             if is_day and (bottom > 10 or top >= bottom) and right and right in self.behind_day:
                 return self.on_date("", top, found[3])
             if _DATED.search(left) or top >= bottom:
-                return keep(found[0])
+                return keep(found)
             sure = measured.search(left) or (right and right in self.behind_fraction)
             if sure or minus or bottom > 31 or top > 12:
                 return f"{minus}{self.part(top, bottom)}"
-            return None if self.is_small(top, bottom) else keep(found[0])
+            return None if self.is_small(top, bottom) else keep(found)
 
     def part(self, top: int, bottom: int) -> str | None:
         return f"{self.cardinal(str(bottom))}{self._data['parts']}{self.cardinal(str(top))}"
@@ -157,16 +157,14 @@ class EastAsian(Spoken):
         day, month, year = r"(0?[1-9]|[12]\d|3[01])", r"(0?[1-9]|1[0-2])", r"((?:19|20)\d\d)"
         span = rf"(?<![\w.,/-])((?:19|20)\d\d([./-])\d\d?\2\d\d?) ?{_DASHES} ?(?={year}\2\d)"
         rule("-./", span, lambda f: f"{f[1]}{self.to}{self.blank}")
-        whole = rf"(?<![\w.,/-]){year}-{month}-{day}(?![\w./-])"
-        rule("-", whole, lambda f: self.on_date(f[1], int(f[2]), f[3]))
+        rule("-", rf"(?<![\w.,/-]){year}-{month}-{day}(?![\w./-])", lambda f: self.on_date(f[1], int(f[2]), f[3]))
         self.dotted_dates(year, month, day, rule)
-        written = r"(?<![\w.,/-])\d\d\.\d{1,2}\.\d{1,2}(?![\w.])"
-        rule(".", written, lambda f: None if self.is_versioned(f) else keep(f[0]))
+        rule(".", r"(?<![\w.,/-])\d\d\.\d{1,2}\.\d{1,2}(?![\w.])", lambda f: None if self.is_versioned(f) else keep(f))
         # 2024-03 is a month, 2010-12 may be years, 2024.03 may be an amount.
         written = rf"(?<![\w.,/-]){year}(?:[-/](0[1-9])|/(1[0-2]))(?![\w./-])"
         rule("-/", written, lambda f: self.month(f[1], f[2] or f[3]))
         ends = r"(?=$|[-~～〜）) ]|到|至|から|부터)"
-        rule(".", rf"(?<![\w.,/-]){year}\.(?:0[1-9]|1[0-2]){ends}(?! ?[%A-Za-z元円万萬亿億원만])", lambda f: keep(f[0]))
+        rule(".", rf"(?<![\w.,/-]){year}\.(?:0[1-9]|1[0-2]){ends}(?! ?[%A-Za-z元円万萬亿億원만])", keep)
 
         @rule("-/", r"(?<![\w.,/:-])(0[1-9])[-/](0[1-9]|[12]\d|3[01])(?![\w.,/:-])")
         def padded(found: re.Match[str]) -> str | None:

@@ -70,7 +70,7 @@ class European(Spoken):
         written = r"(?<![\w.,/-])24/7(?![\w/]|[.,]\d)"
         rule("/", written, lambda f: f"{self.cardinal('24')} {self.round_clock}{self.cardinal('7')}")
         self.middle(rule)
-        rule("'’′", r"(?<![\w.,])\d{1,2}['’′]\d\d(?:[\"”″]|'')?(?!\d)", lambda f: keep(f[0]))
+        rule("'’′", r"(?<![\w.,])\d{1,2}['’′]\d\d(?:[\"”″]|'')?(?!\d)", keep)
         rule("/,", r"(?<![\w.,:/-])(?:\d+,\d+/(?:5|10)|\d{1,3}/(?:10|20|30|100|110))(?![\w/]|[.,]\d)", self._mark)
         scale, one = r"(?<![\w.,:/-])1:(\d{4,7}|\d{1,3}(?:[. ]\d{3})+)(?![\w:/]|[.,]\d)", self.cardinal("1")
         rule(":", scale, lambda f: f"{one} {self.ratio_to} {self.cardinal(self.value(f[1]))}")
@@ -112,7 +112,7 @@ class European(Spoken):
     def _no_seconds(self, found: re.Match[str]) -> str | None:
         """les 80s, which are no seconds"""
         before = self.around.word_before(found)
-        return keep(found[0]) if before in ("les", "los", "os", "années", "años", "anos", "gli", "anni") else None
+        return keep(found) if before in ("les", "los", "os", "années", "años", "anos", "gli", "anni") else None
 
     def _sign(self, found: re.Match[str]) -> str:
         return f" {self.signs[found[1]]} "
@@ -125,7 +125,7 @@ class European(Spoken):
         def say(found: re.Match[str]) -> str | None:
             day, month, year = int(found[1]), int(found[3]), found[4]
             if not (1 <= day <= 31 and 1 <= month <= 12):
-                return keep(found[0]) if found[2] == "." else None
+                return keep(found) if found[2] == "." else None
             return self.on_date(year, month, str(day))
 
         guard, mark = r"(?![\w/-]|[.,]\d)", self.date[-1]

@@ -73,7 +73,7 @@ def fractions(spoken: Spoken, rule: Rules) -> None:
         if not said:
             return None
         if found[2] not in VULGAR and not whole and spoken.around.word_before(found) in spoken.words("dated"):
-            return keep(found[0])
+            return keep(found)
         return said if not whole else spoken.with_part(whole, said, is_half=bottom == 2)
 
     rule("".join(VULGAR), rf"(?<![\w.,/:–-])(?:(\d{{1,2}}) ?)?([{''.join(VULGAR)}]){unit}(?![\w/])", measured)

@@ -165,8 +165,7 @@ class Germanic(Spoken):
 
         clock = r"(?<![\w.,:/-])([01]?\d|2[0-4]):([0-5]\d):([0-5]\d)"
         if self.code == "en":
-            half = rf"{clock} ?([AaPp])\.?[Mm]\b\.?"
-            rule(":", half, lambda f: exact(f[1], f[2], f[3], f"{f[4].upper()}M"))
+            rule(":", rf"{clock} ?([AaPp])\.?[Mm]\b\.?", lambda f: exact(f[1], f[2], f[3], f"{f[4].upper()}M"))
 
         @rule(":", rf"{clock}(?: Uhr\b)?(?![\w:/]|[.,]\d)")
         def at(found: re.Match[str]) -> str | None:

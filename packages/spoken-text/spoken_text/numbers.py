@@ -123,10 +123,10 @@ class Numbers:
     def _names(self, rule: Rules) -> None:
         """What no rule may take apart: a number in the name of a thing."""
         rule("CILVX", r"^([(\[\"'“„«]?)([IVXLC]{1,9}(?:er|re)?)(\.?)(?!\w)", self._roman)
-        rule(":", r"(?<![\w.,])\d{1,3}(?::\d\d){2}[.,]\d{1,9}(?![\w:])", lambda f: keep(f[0]))
-        rule("°", r"(?<![\w.,])\d{1,3} ?° ?\d{1,2} ?['’′](?: ?\d{1,2} ?[\"”″])?", lambda f: keep(f[0]))
-        rule("k", r"(?<![\w.,])401\(?k\)?(?!\w)", lambda f: keep(f[0]))
-        rule("-:", rf"(?<![\w.:-])(?:{HARDWARE})(?![\w:]|-\d)", lambda f: keep(f[0]))
+        rule(":", r"(?<![\w.,])\d{1,3}(?::\d\d){2}[.,]\d{1,9}(?![\w:])", keep)
+        rule("°", r"(?<![\w.,])\d{1,3} ?° ?\d{1,2} ?['’′](?: ?\d{1,2} ?[\"”″])?", keep)
+        rule("k", r"(?<![\w.,])401\(?k\)?(?!\w)", keep)
+        rule("-:", rf"(?<![\w.:-])(?:{HARDWARE})(?![\w:]|-\d)", keep)
 
     def _roman(self, found: re.Match[str]) -> str | None:
         said = figures.roman(self.spoken, found[2], self.spoken.around.before)

@@ -104,7 +104,7 @@ class Romance(European):
             return f"{said} {self.of_noun(noun)}"
         if known:
             return self.agreed(said, value, noun, known)
-        return keep(found[0]) if not in_range and self._may_be_noun(noun) and self.is_open(value, noun, said) else said
+        return keep(found) if not in_range and self._may_be_noun(noun) and self.is_open(value, noun, said) else said
 
     def gender_at(self, noun: str, before: str, value: str, is_one: bool) -> str:
         """The gender of the noun behind a number, also by the word before."""
@@ -180,7 +180,7 @@ class Romance(European):
         number, noun = found[1], found[2]
         kind = self.gender(noun)
         if not kind or (self.code == "it" and number == "1"):
-            return keep(found[0]) if kind else None
+            return keep(found) if kind else None
         words = self.cardinal(number)
         if number == "1":
             noun, words = self.singular(noun), self.one[kind]
@@ -192,7 +192,7 @@ class Romance(European):
         if before in ("un", "una", "um", "uma", "une") or before[-1:].isdigit():
             return None
         if before in ("an", "ans", "heure", "heures", "jours", "mois", "años", "anos", "anni"):
-            return keep(found[0])
+            return keep(found)
         kind = self.gender(self.around.word_after(found))
         return Kept(self.table("half")[kind]) if kind else None
 

@@ -42,7 +42,7 @@ def _seconds(spoken: Spoken, found: re.Match[str]) -> str | None:
     last = not spoken.around.word_after(found)
     if before in spoken.words("seconds") or not is_tens or (before == "in" and last):
         return spoken.counted(str(int(number)), "s")
-    return None if before in spoken.words("decade") or before.endswith(("'s", "0s")) else keep(found[0])
+    return None if before in spoken.words("decade") or before.endswith(("'s", "0s")) else keep(found)
 
 
 def clocks(spoken: Spoken, rule: Rules) -> None:

@@ -201,7 +201,7 @@ class Language(Germanic):
             return {"f": "eine", "n": "ein"}[gender]
         if self._begins(before) or before in self.words("copulas"):
             return "ein"
-        return "einen" if before in ("für", "um", "durch", "ohne", "gegen") else keep(found[0])
+        return "einen" if before in ("für", "um", "durch", "ohne", "gegen") else keep(found)
 
     # ---------------------------------------------------------------- ordinals
 
@@ -247,12 +247,12 @@ class Language(Germanic):
         self._end = end or ("n" if noun[:1].islower() else "")
         if before in ("wurde", "wird", "werde", "wurden"):  # er wurde 2. im Lauf
             of = {"er": "r", "sie": ""}.get(self.around.earlier.lower())
-            return keep(found[0]) if of is None else f"{said.capitalize()}{of}"
+            return keep(found) if of is None else f"{said.capitalize()}{of}"
         if end is not None:
             return f"{said}{end}"
         if noun[:1].islower():
             return f"{said}n" if not self.around.before[-1:].isdecimal() else None
-        return keep(found[0]) if _BARE.fullmatch(before) else None
+        return keep(found) if _BARE.fullmatch(before) else None
 
     def end_of_ordinal(self, found: re.Match[str], noun: str = "") -> str | None:
         """What an ordinal ends with behind "-e": "", "n", "r" or "s". None: the words around do not say. `noun`: the

@@ -133,13 +133,13 @@ class Language(Germanic):
         before, after = around.word_before(found), around.word_after(found)
         if "." in found[1]:
             sure = bottom in (5, 10) and float(found[1]) <= bottom
-            return f"{top_said} out of {bottom_said}" if sure else keep(found[0])
+            return f"{top_said} out of {bottom_said}" if sure else keep(found)
         top = int(found[1])
         if 90 <= top <= 250 and 40 <= bottom <= 130 and top > bottom:
             return f"{top_said} over {bottom_said}"
         between = before in ("to", "and", "through") and re.fullmatch(r"\d\d?/\d\d?", around.earlier)
         if (before in self.words("before_day") or between) and 1 <= top <= 12:
-            return f"{self.months[top - 1]} {self.ordinal(found[2])}" if 13 <= bottom <= 31 else keep(found[0])
+            return f"{self.months[top - 1]} {self.ordinal(found[2])}" if 13 <= bottom <= 31 else keep(found)
         if before in self.words("steps") and top <= bottom:
             return f"{top_said} of {bottom_said}"
         rated = before in self.words("rated") and top <= bottom
@@ -269,7 +269,7 @@ class Language(Germanic):
                 return say(found[1], self.months[second - 1], year)
             if 12 < second <= 31 and 1 <= first <= 12:
                 return say(found[3], self.months[first - 1], year)
-            return keep(found[0]) if 1 <= first <= 12 and 1 <= second <= 12 else None
+            return keep(found) if 1 <= first <= 12 and 1 <= second <= 12 else None
 
         clock = r"(?<![\w.,:/-])(1[0-2]|\d)\.([0-5]\d) ?([ap])\.?m\b\.?"
         rule(".", clock, lambda f: self.at_time(f[1], f[2], f"{f[3].upper()}M"))

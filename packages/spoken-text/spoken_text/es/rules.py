@@ -19,7 +19,7 @@ class Language(Romance):
         rule(" ", r"(?<![\w.,:/-])[679]\d\d(?: \d\d){3}(?![\w-]|[.,]\d)", lambda f: self.dialled(f[0]))
         rule("$", r"\$ ?([\d.,]*\d)(?![\w])", self._pesos)
         part, behind = r"(?<![\w.,:/-])\d{1,2}/\d{1,2}(?![\w/])", ("parte", "partes")
-        rule("/", part, lambda f: keep(f[0]) if self.around.word_after(f) in behind else None)
+        rule("/", part, lambda f: keep(f) if self.around.word_after(f) in behind else None)
 
     def _pesos(self, found: re.Match[str]) -> str | None:
         """$ 200 pesos, $ 200 ARS: the word behind tells the currency"""

@@ -24,8 +24,11 @@ class Language(EastAsian):
 
         rule(",", r"(?<![\d.,])([1-9]),(?=[1-9](?:人|個|日|回|年|月|本|枚|台|匹|名|歳|度|件))", lambda f: f"{f[1]}、")
         # 10:00～ and 3,000円～ have no other end.
-        written = r"(?<=[\d円時分日月年人歳個%]) ?[～〜~]$"
-        rule("~〜～", written, lambda f: self.to if self.around.after not in ("～", "〜") else None)
+        rule(
+            "~〜～",
+            r"(?<=[\d円時分日月年人歳個%]) ?[～〜~]$",
+            lambda f: self.to if self.around.after not in ("～", "〜") else None,
+        )
 
         @rule("-", r"(?<![\w.,-])[1-9]\d{0,2}(?:-[1-9]\d{0,3}){2}(?![\w-])")
         def address(found: re.Match[str]) -> str | None:
@@ -44,7 +47,7 @@ class Language(EastAsian):
         def score(found: re.Match[str]) -> str | None:
             after = self.around.behind(found)[:1]
             if after in ("か", "ま") and found[2] != "0":  # 5-15から5-20まで
-                return keep(found[0])
+                return keep(found)
             named = self.around.ahead(found).endswith(("スコア", "試合", "スコアは"))
             is_score = named or (after in tuple("でのと") and int(found[1]) >= int(found[2]))
             return self.ratio(found) if is_score else None

@@ -67,7 +67,7 @@ class Language(EastAsian):
             """6·25 is said by its digits, and so are 1·2학년."""
             month, day = found[1], found[2]
             if found.string[found.end() :].startswith(("대", "%")) or day[0] == "0":
-                return keep(found[0])
+                return keep(found)
             whole = day in ("10", "20", "30") or (month == "12" and day == "12")
             return say(month) + (say(day) if whole else "".join(map(say, day)))
 
@@ -107,7 +107,7 @@ class Language(EastAsian):
             rest = f"{right} {self.around.after}" if self.around.after else right
             if scores.match(rest):
                 return f"{say(found[1])} 대 {say(found[2])}"
-            return keep(found[0]) if int(found[1]) >= int(found[2]) else None
+            return keep(found) if int(found[1]) >= int(found[2]) else None
 
         written = r"(?<![\w.,])(\d{1,3}) ?대 ?(\d{1,3})(?![\w.,]|\d)(?! ?[명개대시년월일분원만번살세권장])"
         rule("대", written, lambda f: f"{say(f[1])} 대 {say(f[2])}")
@@ -121,7 +121,7 @@ class Language(EastAsian):
             aged = number % 10 == 0 and re.match(rf"(?:{self.any_of('aged')})|(?:에|부터|는|의)(?: |$)", next_word)
             if aged or re.match(self.any_of("major"), next_word):
                 return f"{say(found[1])}대"
-            return keep(found[0]) if number % 10 == 0 or self.around.after or next_word else None
+            return keep(found) if number % 10 == 0 or self.around.after or next_word else None
 
         @rule("번", rf"(?<![\w.,:/~-])([1-9]\d{{0,3}}) ?번{self.ends}")
         def numbered(found: re.Match[str]) -> str | None:
@@ -131,7 +131,7 @@ class Language(EastAsian):
             named = re.match(self.any_of("numbered"), next_word) or before.endswith("반")
             named = named or before.rstrip("은는이가") in self.words("named_number")
             if not named and next_word[:1] in ("을", "를"):
-                return keep(found[0])
+                return keep(found)
             return f"{say(found[1])} 번" if named else None
 
     def counters(self, rule: Rules) -> None:
@@ -149,7 +149,7 @@ class Language(EastAsian):
         def say(found: re.Match[str]) -> str | None:
             first, last, counter = found[1], found[2], found[3]
             if counter == "대" and last[-1] == "0" or ("-" in found[0] and (counter == "장" or not rises(first, last))):
-                return keep(found[0])  # 20대 are twenty cars, or people in their twenties; 1-3장 are chapters or sheets
+                return keep(found)  # 20대 are twenty cars, or people in their twenties; 1-3장 are chapters or sheets
             if not first:
                 return counted(last, counter)
             return f"{counted(first, counter)}{self.to} {counted(last, counter)}"
@@ -163,7 +163,7 @@ class Language(EastAsian):
 
         def sino(found: re.Match[str]) -> str:
             if found[2] and "-" in found[0][1:] and not rises(found[2], found[3]):
-                return keep(found[0])
+                return keep(found)
             last = self.said(found[3])
             last = f"{self.said(found[2])}{self.to} {last}" if found[2] else last
             return self.minus + last if found[1] else last

@@ -87,7 +87,7 @@ class Language(European):
         if case == "n" or not is_decimal(value):
             return None
         if case == "d":
-            return keep(found[0])
+            return keep(found)
         said = number(value, case, gender)
         if case == "g" or "." in value:
             return f"{said} {forms[1 if '.' in value or is_one(value) else 2]}"
@@ -103,7 +103,7 @@ class Language(European):
             return said and (said if isinstance(said, Kept) else f"{said} {forms[-1]}")
         whole, _, cents = (value := self.value(written)).partition(".")
         if cents:
-            return keep(found[0]) if int(cents) and self.around.word_before(found) in self.words("genitive") else None
+            return keep(found) if int(cents) and self.around.word_before(found) in self.words("genitive") else None
         return self.measured(found, value, forms, gender)
 
     def scaled_at(self, found: re.Match[str], written: str, scale: str) -> str | None:
@@ -113,7 +113,7 @@ class Language(European):
             return None
         if power == 3:
             exact = self.exact(written, scale)
-            return number(exact, case) if exact and case != "d" else keep(found[0])
+            return number(exact, case) if exact and case != "d" else keep(found)
         return self.measured(found, self.value(written), forms, "m")
 
     def range_at(
@@ -182,8 +182,8 @@ class Language(European):
         one = is_one(value) and not in_range
         case, gender = self._singular(words, before) if one else self._plural(words, value, before)
         if case == "place":
-            return self._place(value, noun) or keep(found[0])
-        return number(value, case, gender) if case else keep(found[0])
+            return self._place(value, noun) or keep(found)
+        return number(value, case, gender) if case else keep(found)
 
     def _one_of(self, found: re.Match[str], value: str, said: str) -> str:
         """1 из 5 женщин"""
@@ -192,7 +192,7 @@ class Language(European):
         if not is_noun or noun in self.words("no_noun"):
             return said
         singulars = {noun, noun + "а", noun + "я", re.sub("ий$", "ия", noun), re.sub("[её]к$", "ка", noun)}
-        return number(value, "n", "f") if singulars & self.words("feminine") else keep(found[0])
+        return number(value, "n", "f") if singulars & self.words("feminine") else keep(found)
 
     def _behind(self, found: re.Match[str]) -> list[str]:
         """The adjective, if there is one, and the noun behind the number."""
@@ -209,7 +209,7 @@ class Language(European):
     def _fraction(self, found: re.Match[str], value: str, noun: str, said: str) -> str:
         case = self.case_before(self.around.word_before(found))
         if case == "d":
-            return keep(found[0])
+            return keep(found)
         if case != "g" and re.search("[аяыи]$", noun) and re.fullmatch(r"\d\d?\.5", value) and value != "0.5":
             feminine = noun[-1] in "ыи"
             if value == "1.5":
@@ -301,17 +301,16 @@ class Language(European):
         clock = r"(\d\d?):(\d\d)"
         rule(":", rf"(?<![\w.,:/-]){clock} ?{DASH} ?{clock}(?![\w:/]|[.,]\d)", self._span)
         rule(":", rf"(?<![\w.,:/-]){clock}(?![\w:/]|[.,]\d)", self._time)
-        decade = r"(?<![\w.,:/-])(\d{2,4}0)-(е|х|м|ми) (гг\.?|годы|годов|годах|годам)(?!\w)"
-        rule("-", decade, self._decade)
+        rule("-", r"(?<![\w.,:/-])(\d{2,4}0)-(е|х|м|ми) (гг\.?|годы|годов|годах|годам)(?!\w)", self._decade)
         year, ends = r"(1[1-9]\d\d|20\d\d)", r"(?![\w%]|[.,]\d|[:/–-]\d| ?(?:г|[$€₽°%]))"
         rule("-–", rf"(?<![\w.,:/-]){year} ?[–-] ?{year}{ends}", self._years)
         rule("к", r"(?<=\d) кв\. ?(к?м)(?!\w)", lambda f: f" {f[1]}²")
         rule("(", r"(?<=\()(1[1-9]\d\d|20[0-3]\d)(?=\))", lambda f: self._year(f[1], "n"))
         written = r"(?<![\w.,:/-])(?:0[1-9]|[12]\d|3[01])\.(?:0[1-9]|1[0-2])(?![\w]|[.,]\d| ?[%€$₽])"
         # 12.05: a day or a decimal; after "в" a time.
-        rule(".", written, lambda f: None if self.around.word_before(f) == "в" else keep(f[0]))
-        rule(".", r"(?<![\w.,])[1-9]\d{0,2}\.\d{3}(?![\w.,])", lambda f: keep(f[0]))  # thousands or thousandths
-        rule(",", r"(?<![\w.,])\d+,\d+(?=-[а-яё])", lambda f: keep(f[0]))
+        rule(".", written, lambda f: None if self.around.word_before(f) == "в" else keep(f))
+        rule(".", r"(?<![\w.,])[1-9]\d{0,2}\.\d{3}(?![\w.,])", keep)  # thousands or thousandths
+        rule(",", r"(?<![\w.,])\d+,\d+(?=-[а-яё])", keep)
         rule("/", r"(?<![\w.,:/–-])1/([2-9])(?![\w/]|[.,]\d|-\d)", self._part)
         rule("", rf"(?<![\w.,–-])([1-9]\d{{0,2}})-?(?=(?:{self.any_of('compounds')}))", self._compound)
         rule("-", r"(?<![\w.,-])(\d{1,2})-ти(?!\w)", lambda f: number(f[1], "g"))
@@ -324,10 +323,10 @@ class Language(European):
             return None
         forms = self.table("parts").get(found[1])
         if not forms:
-            return keep(found[0])
+            return keep(found)
         if before in self.words("genitive"):
             return forms[1]
-        return keep(found[0]) if before in self.words("dative") else forms[0]
+        return keep(found) if before in self.words("dative") else forms[0]
 
     def _from_to(self, found: re.Match[str]) -> str | None:
         first, last = number_of(found[1]), number_of(found[2])
@@ -380,7 +379,7 @@ class Language(European):
 
     def _years(self, found: re.Match[str]) -> str:
         if found[1] >= found[2]:
-            return keep(found[0])
+            return keep(found)
         case = "p" if self.around.word_before(found) in ("в", "во") else "n"
         return " – ".join(self._year(year, case) for year in found.groups())
 
@@ -426,7 +425,7 @@ class Language(European):
                 if written == "г." and case == "n" and year < "1100":
                     return None
                 if written == "г" and case == "n":  # grams or a year
-                    return keep(found[0])
+                    return keep(found)
             if written == "году":
                 case = "d" if before in ("к", "ко") else "p"
             stop = self.around.stop(found, False) if written == "г." else ""

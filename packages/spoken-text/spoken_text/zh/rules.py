@@ -66,15 +66,15 @@ class Language(EastAsian):
         written = r"(?<![\w.,/-])\d{3,20}(?: \d{3,8}){0,5}(?![\w]|[.,:/-]\d| \d)"
         rule("", written, lambda f: self.dialled(f[0]) if named.search(self.around.ahead(f)) else None)
         rule("(", r"\((0\d{2,3})\) ?(\d{7,8})(?![\w-])", lambda f: self.dialled(f[0]))
-        written = r"(?<![\w.,/-])[45]\d\d(?![\w.,/-])"
-        rule("", written, lambda f: digits(f[0]) if self.behind(f, "错状") else None)
+        rule("", r"(?<![\w.,/-])[45]\d\d(?![\w.,/-])", lambda f: digits(f[0]) if self.behind(f, "错状") else None)
         rule("HQhq", r"(?<![\w.,/-])(?:19|20)\d\d(?=[QqHh][1-4](?!\w))", lambda f: digits(f[0]))
         rule("秒", r"(?<=\d秒)\d\d(?![\d.])", lambda f: digits(f[0]))
         rule(".", r"(?<=\d)\.00?(?= ?(?:元|美元|欧元|英镑|港元|日元))", lambda f: Kept())
         hotlines = rf"(?<![\w.,/-])(?:{self.any_of('hotlines')}|95\d{{3}})(?![\w%元个人万亿]|[.,:/-]\d)"
         rule("", hotlines, lambda f: digits(f[0]))
-        written = r"(?<![\w.,/-])(\d{3,4})(?=路|室(?!\d厅)|号房|房间|国道|號房|房間)"
-        rule("号国室房號路", written, lambda f: digits(f[1]))
+        rule(
+            "号国室房號路", r"(?<![\w.,/-])(\d{3,4})(?=路|室(?!\d厅)|号房|房间|国道|號房|房間)", lambda f: digits(f[1])
+        )
         rule("-", r"(?<![\w.,/-])(7[0-8]7)-([1-9]00)(?![\w.,/-])", lambda f: f"{digits(f[1])}，{whole(int(f[2]))}")
 
         holidays = {"5.1": "五一", "10.1": "十一"}
@@ -108,7 +108,7 @@ class Language(EastAsian):
         # 图1-2 may be one figure or two.
         tables = ("图", "圖", "表", "例", "式", "题")
         written = r"(?<![\w.,/-])\d{1,2}-\d{1,2}(?![\w.,/-])"
-        rule("-", written, lambda f: keep(f[0]) if self.around.ahead(f).endswith(tables) else None)
+        rule("-", written, lambda f: keep(f) if self.around.ahead(f).endswith(tables) else None)
 
     def _years(self, rule: Rules) -> None:
         digits = self.digits
@@ -118,8 +118,7 @@ class Language(EastAsian):
         rule("学學年财財赛賽", rf"(?<![\w.,/-])((?:19|20)\d\d){season}", lambda f: digits(f[1]))
 
         era, lasts = re.compile("[公西]元前?$"), re.compile(rf"(?:{self.any_of('lasts')})$")
-        written = r"(?<![\w.,/-])\d{1,4}(?=年)"
-        rule("年", written, lambda f: digits(f[0]) if era.search(self.around.ahead(f)) else None)
+        rule("年", r"(?<![\w.,/-])\d{1,4}(?=年)", lambda f: digits(f[0]) if era.search(self.around.ahead(f)) else None)
 
         @rule("年", r"(?<![\w.,/-])([1-9]\d{3})(?=年)")
         def lasting(found: re.Match[str]) -> str | None:
@@ -137,7 +136,7 @@ class Language(EastAsian):
             if lasts.search(left) or re.match("[多来來历间前后]", right):
                 return None
             is_year = re.match("[出生毕入参春夏秋冬底初款版]", right) or re.search("[在从自于是到]$", left)
-            return digits(found[0]) if is_year else keep(found[0])
+            return digits(found[0]) if is_year else keep(found)
 
     def _ratios(self, rule: Rules) -> None:
         number = self.pattern
@@ -156,13 +155,12 @@ class Language(EastAsian):
             lost = right in ("不", "被", "输") and "0" in (found[1], found[2])
             if lost or right in self.won or re.search(r"(?:比分|总分|以|战成|踢成|打成)(?:是|为|[:：])?$", left):
                 return f"{self.whole(int(found[1]))}比{self.whole(int(found[2]))}"
-            return keep(found[0]) if int(found[1]) >= int(found[2]) and found[0][0] != "0" else None
+            return keep(found) if int(found[1]) >= int(found[2]) and found[0][0] != "0" else None
 
     def counters(self, rule: Rules) -> None:
         """Years, counters, codes and 11-digit telephone numbers."""
         digits = self.digits
-        written = r"(?<![\d.,])1[3-9]\d([ -]?)\d{4}\1\d{4}(?!\d)"
-        rule("", written, lambda f: self.dialled(f[0]))
+        rule("", r"(?<![\d.,])1[3-9]\d([ -]?)\d{4}\1\d{4}(?!\d)", lambda f: self.dialled(f[0]))
         code = re.compile("[打拨撥话話编編]")
         rule("", r"^\d{3,12}(?!\d|[.,:/-]\d)", lambda f: digits(f[0]) if code.fullmatch(self.around.before) else None)
         written = r"(?<=[A-Za-z])-?\d{3,}(?![\d.,])"
