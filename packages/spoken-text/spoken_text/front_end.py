@@ -15,7 +15,7 @@ from spoken_text.lexicon import Lexicon, LexiconStream
 from spoken_text.normalize import NormalizerStream, Silence, is_plain
 from spoken_text.pauses import MARKS, Pause, PauseStream, joined
 from spoken_text.spoken import LANGUAGES, language_name, num2words
-from spoken_text.stage import FIRST_MARK, has_words, is_mark
+from spoken_text.stage import FIRST_MARK, check_text, has_words, is_mark
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class TextFrontEnd:
 
     def for_text(self, text: str) -> "TextFrontEnd":
         """The same for parts of this text, whose language is found once. Raises TextError: it is no text."""
-        _check_type("text", text, str)
+        check_text(text)
         if not self._finds:
             return self
         found = LanguageFinder(self._candidates, self._conversation)
@@ -112,7 +112,7 @@ class TextFrontEnd:
 
     def leaves_alone(self, text: str) -> bool:
         """Does the text certainly stay as it is? A quick check, true for most texts. Raises TextError: it is none."""
-        _check_type("text", text, str)
+        check_text(text)
         if self._lexicon and self._may_respell(self._lexicon, text):
             return False
         if self._normalize == "auto":
@@ -125,7 +125,7 @@ class TextFrontEnd:
         Raises:
             TextError: a pause or another tag is refused (`PauseStream`).
         """
-        _check_type("text", text, str)
+        check_text(text)
         normalizes, lexicon = self._normalize == "auto" and not is_plain(text), self._lexicon
         if lexicon and not normalizes and not self._may_respell(lexicon, text):
             lexicon = None
@@ -163,8 +163,7 @@ class TextFrontEnd:
 
 def _check_type(name: str, value: object, wanted: type | types.UnionType) -> None:
     if not isinstance(value, wanted):
-        words = "a string" if wanted is str else getattr(wanted, "__name__", wanted)
-        raise TextError(f"{name} must be {words}, got {type(value).__name__}")
+        raise TextError(f"{name} must be {getattr(wanted, '__name__', wanted)}, got {type(value).__name__}")
 
 
 def _needs_language(text: str, lexicon: Lexicon | None) -> bool:
@@ -233,7 +232,7 @@ class TextFrontEndStream:
     def push(self, piece: str) -> list[str | Pause]:
         """Take a piece, and return the parts that are now final. Raises TextError: a pause or another tag is refused,
         or `piece` is not a string. The stream is then unusable."""
-        _check_type("text", piece, str)
+        check_text(piece)
         if self._lenient and has_half_characters(piece):
             log.warning("left out half a character")
             piece = piece.encode("utf-8", "ignore").decode()

@@ -389,7 +389,7 @@ class Spoken:
     def many(self, sign: str) -> str:
         """A currency's name behind a large number, with the word that links it; empty if there is none."""
         forms, _, _ = self.forms_of(sign)
-        return self._data.get("of", "") + forms[-1] if forms else ""
+        return self.changed(self._data.get("of", "") + forms[-1], "many_of_money") if forms else ""
 
     def forms_of(self, sign: str) -> tuple[list[str], str, list[str]]:
         """A currency's forms, gender and the forms of its hundredth, from our table or from num2words."""

@@ -14,6 +14,12 @@ FIRST_MARK = "\U00100000"
 _CJK = re.compile("[\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff9f\U00020000-\U000323af]")
 
 
+def check_text(text: object) -> None:
+    """Raises TextError: it is no string."""
+    if not isinstance(text, str):
+        raise TextError(f"text must be a string, got {type(text).__name__}")
+
+
 class Stage(ABC):
     """Text in, text out. A step sees one character at a time and never sees where a piece ended."""
 
@@ -32,8 +38,7 @@ class Stage(ABC):
 
     def push(self, piece: str) -> str:
         """Take a piece of any length, and return what is now final. Raises TextError: it is no string."""
-        if not isinstance(piece, str):
-            raise TextError(f"text must be a string, got {type(piece).__name__}")
+        check_text(piece)
         return "".join(map(self.feed, piece))
 
 

@@ -15,10 +15,6 @@ class Language(Germanic):
         self.short_months = self.any_of("short_months")
         self.full_months = {month[:3]: month for month in self.months}
 
-    def many(self, sign: str) -> str:
-        said = super().many(sign)
-        return "euros" if said == "euro" else said
-
     def king(self, number: str, is_queen: bool) -> str:
         return f"the {self.ordinal(number)}"
 

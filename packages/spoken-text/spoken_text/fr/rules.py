@@ -7,16 +7,10 @@ from spoken_text.romance import Romance
 from spoken_text.rule import Rules
 
 _ROMAN = re.compile(r"([IVX]{2,8}|[VX]|I(?=er|re|ʳᵉ|ᵉʳ))(er|re|e|i?èmes?|ʳᵉ|ᵉʳ|ᵉ)")
-_ARTICLES = frozenset("le la les ce cette au aux du des en un une et à".split())
-_NAMED = frozenset("siècle siècles république empire arrondissement congrès dynastie régiment".split())
 _VOWELS = tuple("aeiouyéèêœh")
 
 
 class Language(Romance):
-    def many(self, sign: str) -> str:
-        said = super().many(sign)
-        return f"d'{said[3:]}" if said[3:4] in tuple("aeiouy") else said
-
     def ordinal_at(self, found: re.Match[str]) -> str | None:
         number, end = found[1], found[0].lstrip("0123456789")
         many, end = "s" if end[-1] == "s" else "", end.removesuffix("s")
@@ -54,7 +48,9 @@ class Language(Romance):
         """Le XIXe; alone, Xe may be a sign or a name."""
         words = self.around.word_before(found), self.around.word_after(found).lower()
         number = number_of(found[1])
-        if not number or not (len(found[1]) > 1 or words[0] in _ARTICLES or words[1] in _NAMED):
+        if not number or not (
+            len(found[1]) > 1 or words[0] in self.words("articles") or words[1] in self.words("numbered")
+        ):
             return None
         first = "première" if found[2][0] in "rʳ" else "premier"
         return first if number == 1 else self.ordinal(str(number))

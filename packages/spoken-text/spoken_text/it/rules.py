@@ -5,8 +5,6 @@ import re
 from spoken_text.romance import Romance
 from spoken_text.rule import Rules
 
-_CALLED = ("verde", "tel", "tel.", "telefono", "numero", "chiama", "chiamare", "chiamate")
-
 
 class Language(Romance):
     def counted(self, value: str, unit: str, mark: str = "") -> str | None:
@@ -35,7 +33,8 @@ class Language(Romance):
         hours = r"(?<![\w.,:/-])(\d\d?)\.([0-5]\d) ?[-–] ?(\d\d?)\.([0-5]\d)(?![\w]|[.,]\d)"
         rule(".", hours, lambda f: f"{self.at_time(f[1], f[2])}-{self.at_time(f[3], f[4])}")
         free = r"(?<![\w.,:/-])800 \d{3} \d{3}(?![\w]| \d|[.,]\d)"
-        rule(" ", free, lambda f: self.dialled(f[0]) if self.around.word_before(f) in _CALLED else None)
+        called = self.words("called")
+        rule(" ", free, lambda f: self.dialled(f[0]) if self.around.word_before(f) in called else None)
         rule("L", r"(?<!\w)L(?:it)?\. ?(\d{1,3}(?:\.\d{3})+)(?![\d/,])", self._lire)
         rule("", r"(?<![\w.,:/-])3\d\d[ -/]\d{6,7}(?![\w-]|[.,]\d)", lambda f: self.dialled(f[0]))
 

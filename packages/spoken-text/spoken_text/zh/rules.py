@@ -46,7 +46,8 @@ class Language(EastAsian):
     def digits(self, digits: str) -> str:
         return "".join(_DIGITS[int(digit)] for digit in digits)
 
-    year = digits
+    def year(self, year: str) -> str:
+        return self.digits(year)
 
     def counted(self, value: str, unit: str, mark: str = "") -> str | None:
         said = super().counted(value, unit, mark)
