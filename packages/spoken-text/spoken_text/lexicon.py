@@ -129,7 +129,6 @@ class LexiconStream(Stage):
 
     def __init__(self, table: "_Table"):
         self._table = table
-        self._held = ""
         self._last = " "  # the character before the held text
 
     def feed(self, character: str) -> str:

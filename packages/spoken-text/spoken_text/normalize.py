@@ -38,21 +38,22 @@ class NormalizerStream:
 
     def __init__(self, language: str | None = None, reads_aloud: bool = True):
         """`reads_aloud`: otherwise numbers, addresses and long words stay as they are."""
-        self._clean, self._tags, self._markdown = Clean(), Tags(), Markdown()
-        self._reads_aloud, self._layout = reads_aloud, Layout()
-        self._maths: Maths | None = None
+        self._clean, self._tags, self._maths, self._markdown = Clean(), Tags(), Maths(), Markdown()
+        self._layout, self._reads_aloud = Layout(), reads_aloud
         self.read_in(language)
 
     def read_in(self, language: str | None) -> None:
         """From here on the text is in this language. Words may not be held back."""
-        self._stages: list[Stage] = [self._tags, self._markdown, self._layout]
+        name = language_name(language) if self._reads_aloud else None
+        spoken = spoken_in(name) if name and name in LANGUAGES else None
+        self._maths.words = spoken.table("formula") if spoken else {}
+        self._words = Words(spoken)
+
+    @property
+    def _stages(self) -> list[Stage]:
         if self._reads_aloud:
-            name = language_name(language)
-            spoken = spoken_in(name) if name and name in LANGUAGES else None
-            before, self._maths = self._maths, Maths(spoken)
-            if before:
-                self._maths.follow(before)
-            self._stages = [self._tags, self._maths, self._markdown, Words(spoken), self._layout]
+            return [self._tags, self._maths, self._markdown, self._words, self._layout]
+        return [self._tags, self._markdown, self._layout]
 
     def push(self, piece: str) -> str:
         """Take a piece, and return what is now final."""
@@ -76,7 +77,12 @@ class NormalizerStream:
     @property
     def at_rest(self) -> bool:
         """No link, tag, element, block of code or item of a list is open."""
-        return self._tags.at_rest and self._markdown.at_rest and (not self._maths or self._maths.at_rest)
+        return self._tags.at_rest and self._markdown.at_rest and self._maths.at_rest
+
+    @property
+    def silent(self) -> bool:
+        """The text is left out here, as in `<think>` or a code block."""
+        return self._tags.silent or self._markdown.silent
 
     def pass_over(self, text: str) -> None:
         """Plain text came meanwhile. `text` is its end."""
@@ -84,11 +90,9 @@ class NormalizerStream:
 
     def follow(self, before: "NormalizerStream") -> None:
         """Go on within what `before` has left open. `before` is not used afterwards."""
-        self._stages[0] = self._tags = before._tags
-        self._stages[self._stages.index(self._markdown)] = self._markdown = before._markdown
-        self._clean = before._clean
-        if self._maths and before._maths:
-            self._maths.follow(before._maths)  # its words are of this stream's language
+        self._clean, self._tags, self._markdown = before._clean, before._tags, before._markdown
+        before._maths.words = self._maths.words  # of this stream's language
+        self._maths = before._maths
 
     def _through(self, text: str, first: int) -> str:
         for stage in self._stages[first:]:
@@ -100,21 +104,16 @@ class Silence:
     """Tells which characters the normalizer leaves out together, as in `<think>` or a code block."""
 
     def __init__(self) -> None:
-        self._clean = Clean()
-        self._tags = Tags()
-        self._markdown = Markdown()
+        self._stream = NormalizerStream(reads_aloud=False)
 
     def push(self, text: str) -> list[bool]:
         """Take the text's next piece. Is each of its characters left out?"""
-        if self._tags.at_rest and self._markdown.at_rest and _BEGINS.isdisjoint(text):
-            self._markdown.pass_over(text)  # quick for most texts
+        if self._stream.at_rest and _BEGINS.isdisjoint(text):
+            self._stream.pass_over(text)  # quick for most texts
             return [False] * len(text)
         return list(map(self._push, text))
 
     def _push(self, character: str) -> bool:
-        before = self._is_open()
-        self._markdown.push(self._tags.push(self._clean.push(character)))
-        return before and self._is_open()
-
-    def _is_open(self) -> bool:
-        return self._tags.silent or self._markdown.silent
+        before = self._stream.silent
+        self._stream.push(character)
+        return before and self._stream.silent

@@ -23,18 +23,26 @@ def check_text(text: object) -> None:
 class Stage(ABC):
     """Text in, text out. A step sees one character at a time and never sees where a piece ended."""
 
+    _held = ""  # text that waits for what follows
+
     @abstractmethod
     def feed(self, character: str) -> str:
         """Take one character, and return what is now final."""
 
     def end(self) -> str:
         """End the text, and return what was held back."""
-        return ""
+        held, self._held = self._held, ""
+        return held
 
     def settle(self) -> str:
         """A sentence has ended: return what the next character could have changed. An open construct, such as a tag or
         a code block, stays open."""
         return self.end()
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is held back or open."""
+        return not self._held
 
     def push(self, piece: str) -> str:
         """Take a piece of any length, and return what is now final. Raises TextError: it is no string."""
