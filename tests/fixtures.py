@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from kept import ENGINES, kept
 
 from qwen_megakernel import TTSEngine
@@ -17,6 +18,9 @@ from qwen_megakernel.backend.interfaces import CpuSpeed
 from qwen_megakernel.checkpoint.synthetic import write_checkpoint
 from qwen_megakernel.engine import warm_up
 from qwen_megakernel.speech import engine as engine_module
+
+settings.register_profile("patient", deadline=None)  # no test fails because the machine is busy
+settings.load_profile("patient")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -75,7 +75,7 @@ def test_of_silence_alone_only_the_given_length_is_left_and_what_is_short_stays_
     assert np.array_equal(trimmed(samples, trim), samples)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     trim=st.sampled_from(TRIMS),
     ends=st.tuples(st.floats(0, 0.3), st.floats(0, 0.3)),
@@ -90,7 +90,7 @@ def test_however_the_input_is_cut_the_output_is_the_same(trim, ends, silence_s, 
         assert np.array_equal(out, samples)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.floats(0.02, 0.4), st.floats(0, 0.4), st.lists(st.integers(0, int(1.3 * RATE)), max_size=30).map(sorted))
 def test_added_silence_is_exact_however_the_input_is_cut(before_s, after_s, cuts):
     samples, outs = speech(0.1, 0.2), []

@@ -34,7 +34,7 @@ def model(backend) -> Model:
     return Model(backend.engine(eos_gain=6.0), REQUESTS)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(scripts=scripts, close_after=st.none() | st.floats(0, 0.5), timeout=st.sampled_from([0.02, PATIENCE_S]))
 def test_whatever_callers_do_everybody_gets_what_is_theirs(backend, model, scripts, close_after, timeout):
     with backend.load(backend.folder(eos_gain=6.0), queue_timeout=timeout, **OPTIONS) as engine:

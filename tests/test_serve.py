@@ -517,7 +517,7 @@ def test_nothing_that_fits_or_breaks_the_description_is_an_error_of_ours(server)
     for operation in operations:
         for mode in modes if operation.path == SPEECH else modes[:1]:
 
-            @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+            @settings(max_examples=25, suppress_health_check=list(HealthCheck))
             @given(operation.as_strategy(generation_mode=mode))
             def check(case) -> None:
                 answer = case.call(timeout=PATIENCE_S)

@@ -488,7 +488,7 @@ EVENT_BODY = st.fixed_dictionaries({"model": st.just("demo"), "input": INPUT, "s
 ITEM = INPUT | st.fixed_dictionaries({"input": INPUT}, optional={"voice": JUNK, "seed": JUNK, "x": JUNK})
 BATCH_BODY = st.fixed_dictionaries({"model": st.just("demo"), "inputs": st.lists(ITEM, max_size=9) | JUNK})
 VOICE_BODY = st.fixed_dictionaries({}, optional=dict.fromkeys(("name", "audio", "text", "x"), JUNK))
-FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 
 
 def check_told(answer: httpx.Response) -> None:

@@ -108,7 +108,7 @@ def test_a_chirp_rises_as_much_faster(speed):
         assert loudest_hz(out[middle - half : middle + half]) == pytest.approx(300 + 30 * tenth, rel=0.01)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     speed=st.one_of(st.sampled_from(SPEEDS), st.floats(SLOWEST, FASTEST)),
     length=st.integers(0, RATE),

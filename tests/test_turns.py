@@ -58,13 +58,13 @@ def test_chinese_is_cut_behind_its_marks():
     assert cut(text, 16) == ["今天天气很好。我们去河边，", "然后吃饭。好吗？"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=texts, room=st.integers(5, 60), cuts=st.lists(st.integers(0, 300), max_size=40))
 def test_however_the_text_comes_it_is_cut_at_the_same_places(text, room, cuts):
     assert cut(text, room, cuts) == cut(text, room)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=texts, room=st.integers(5, 60))
 def test_parts_joined_are_the_text_and_none_is_blank_or_too_long(text, room):
     parts = cut(text, room)
@@ -75,7 +75,7 @@ def test_parts_joined_are_the_text_and_none_is_blank_or_too_long(text, room):
         assert sum(map(len, part.rstrip("。， \n").split())) <= room + longest
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=texts, room=st.integers(20, 60))
 def test_words_never_wait_and_blanks_only_near_a_cut(text, room):
     turn, given_out = TurnText(lambda word: len(word.strip()), room), ""

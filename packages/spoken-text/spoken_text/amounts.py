@@ -4,19 +4,18 @@ amount, with its sign, scale, currency and both ends of a range, or none of it."
 import re
 from decimal import Decimal
 
-from spoken_text import currency
 from spoken_text.rule import DASH, DASHES, Kept, Rules, ends_of, initials, keep
 from spoken_text.spoken import Spoken, gender_of, plain
+from spoken_text.tables import shared_words, table_of
 
-_ONLY_MONEY = frozenset("K k M m MM B b T bi mi".split())
-"""Beside a currency these are scales. Alone they may be a letter, a unit or a name."""
-DOTTED = frozenset("Std. Sek. Min. ч. мин. сек. коп.".split())
-"""Units that end with the dot of an abbreviation."""
-_SCORE = frozenset(
-    "won win wins lost lose beat score scored scores draw drew drawn tied tie finished led lead ahead gewann "
-    "gewinnt gewonnen verlor verloren siegte endete spielte gagné perdu battu score ganó perdió vinto perso "
-    "ganhou perdeu".split()
-)
+_ONLY_MONEY, DOTTED, _SCORE = map(shared_words, ("only_money", "dotted_units", "score"))
+CODES = shared_words("currency_codes")
+SIGN = r"(?:US|AU?|CA?|HK|NZ|NT|S|MX|R)\$|CN¥|[$€£¥￥₽₩₹₺₴]"
+SIGN_BEHIND = r"zł|Kč|kr\b\.?|руб\b\.?|р\b\.?|долл\b\.?"
+"""These stand only behind an amount."""
+
+CODE = "|".join(CODES)
+INITIALS = initials([*table_of("shared")["currency_signs"], *CODES])
 _TAIL = r"(?![A-Za-zÀ-ɏЀ-ӿ])"
 
 
@@ -27,8 +26,8 @@ def _scale(spoken: Spoken) -> str:
 def money(spoken: Spoken, rule: Rules) -> None:
     """Money comes before units, because "£5m" is no length."""
     around, scale, dash = spoken.around, f"{_scale(spoken)}?", rf" ?{DASH} ?"
-    sign = rf"({currency.SIGN}|(?:{currency.CODE})\b)"
-    behind = rf"({currency.SIGN_BEHIND}|{currency.SIGN}|(?:{currency.CODE})\b)"
+    sign = rf"({SIGN}|(?:{CODE})\b)"
+    behind = rf"({SIGN_BEHIND}|{SIGN}|(?:{CODE})\b)"
     if spoken.joined:  # HKD200 and 200달러 are written without a blank
         sign = sign.replace(r"\b)", "(?![A-Za-z]))")
         behind = behind.replace(r"\b)", ")") if spoken.code == "ko" else behind
@@ -46,7 +45,7 @@ def money(spoken: Spoken, rule: Rules) -> None:
         """`first` and `last`: a number and its scale."""
         signs.discard(None)
         if len(signs) != 1:
-            return keep(found[0])
+            return keep(found)
         sign = signs.pop() or ""
         if not first[1] and (said := spoken.range_at(found, first[0], last[0], spoken.many(sign), last[1])):
             return said + stop(found, sign)
@@ -54,7 +53,7 @@ def money(spoken: Spoken, rule: Rules) -> None:
             start = spoken.amount(sign, *first)
         else:
             start = spoken.scaled(*first)
-        return spoken.range(start, spoken.amount(sign, *last)) or keep(found[0])
+        return spoken.range(start, spoken.amount(sign, *last)) or keep(found)
 
     before = rf"{begins}{sign} ?({number}){scale}{dash}{sign}? ?({number}){scale}{ends}(?!-\d){_TAIL}"
     rule(DASHES, before, lambda f: ranged(f, {f[1], f[4]}, (f[2], f[3]), (f[5], f[6])))
@@ -68,14 +67,13 @@ def money(spoken: Spoken, rule: Rules) -> None:
         return spoken.below_zero(found[1]) + said + stop(found, sign)
 
     written = rf"(?<![\w])([-−])?{sign} ?({number}){scale}{ends}(?![-–~]\d){_TAIL}"
-    rule(currency.INITIALS, written, lambda f: single(f, f[2], f[3], f[4]))
+    rule(INITIALS, written, lambda f: single(f, f[2], f[3], f[4]))
     # An amount with a letter, a third decimal mark or a chain of dashes behind it may be anything.
     odd = r"(?:[\d.,]{0,30}[A-Za-zÀ-ɏЀ-ӿ]\w{0,30}|\d{0,30}[.,][\d.,]{0,30}\d)"
-    rule("$€£¥￥₽₩₹₺₴", rf"(?<![\w])(?:{currency.SIGN}) ?\d{odd}", lambda f: keep(f[0]))
+    rule("$€£¥￥₽₩₹₺₴", rf"(?<![\w])(?:{SIGN}) ?\d{odd}", keep)
     within = r"(?<![\w.,])(\d{1,6}) ?([€$£])(\d\d)(?![\w]|[.,]\d)"
-    rule("$€£", within, lambda f: spoken.money(f"{f[1]}.{f[3]}", f[2]) if spoken.decimal == "," else keep(f[0]))
-    written = rf"(?<![\w.,])([-−])?({number}){scale} ?{behind}{letters}"
-    rule(currency.INITIALS, written, lambda f: single(f, f[4], f[2], f[3]))
+    rule("$€£", within, lambda f: spoken.money(f"{f[1]}.{f[3]}", f[2]) if spoken.decimal == "," else keep(f))
+    rule(INITIALS, rf"(?<![\w.,])([-−])?({number}){scale} ?{behind}{letters}", lambda f: single(f, f[4], f[2], f[3]))
 
 
 def scaled(spoken: Spoken, rule: Rules) -> None:
@@ -173,7 +171,7 @@ def ranges(spoken: Spoken, rule: Rules) -> None:
             return None
         if before in spoken.words("genitive") and (case := spoken.range_at(found, found[1], found[3])):
             return case
-        ends = [
-            spoken.agree(found, value, spoken.said(text), True) for value, text in ((first, found[1]), (last, found[3]))
-        ]
-        return keep(found[0]) if any(isinstance(end, Kept) for end in ends) else spoken.range_of_counts(*ends)
+        start = spoken.agree(found, first, spoken.said(found[1]), True)
+        end = spoken.agree(found, last, spoken.said(found[3]), True)
+        stays = isinstance(start, Kept) or isinstance(end, Kept)
+        return keep(found) if stays else spoken.range(start, end, spoken.range_of_counts)

@@ -4,12 +4,12 @@ import re
 import unicodedata
 
 from spoken_text.stage import FIRST_MARK, LONGEST_HELD, Stage, is_mark
+from spoken_text.tables import table_of
 
 _EMOJI = re.compile(
     "[\u231a\u231b\u23e9-\u23fa\u25fb-\u25fe\u2600-\u27bf\u2b05-\u2b55\U0001f000-\U0001faff\U000e0020-\U000e007f]"
 )
-_UNITS = dict(zip("㎏㎞㎝㎜㎎㎖ℓ㎡㎢㎥㏄", "kg km cm mm mg ml l m² km² m³ cc".split(), strict=True))
-"""Units of one character, as Korean and Japanese news write them."""
+_CHARACTERS: dict[str, str] = table_of("shared")["characters"]
 _JOINS_EMOJI = "\u200d\ufe0e\ufe0f\u20e3"  # joiner, two variation selectors, keycap
 
 
@@ -28,12 +28,10 @@ class Clean(Stage):
             return "\n"
         if character == "\t":
             return " "
-        if "\uff10" <= character <= "\uff19" or character in "％＄":
+        if "\uff10" <= character <= "\uff19":
             return chr(ord(character) - 0xFEE0)
-        if character in "℃℉":
-            return "°C" if character == "℃" else "°F"
-        if character in _UNITS and (character != "ℓ" or last.isdecimal() or last == "m"):  # which may be a letter
-            return _UNITS[character]
+        if character in _CHARACTERS and (character != "ℓ" or last.isdecimal() or last == "m"):  # which may be a letter
+            return _CHARACTERS[character]
         if character in _JOINS_EMOJI or _EMOJI.match(character):
             return "\u200d" if character == "\u200d" and last.isalpha() else ""
         kind = unicodedata.category(character)

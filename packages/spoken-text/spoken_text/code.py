@@ -2,13 +2,9 @@
 
 import re
 
-_ENDINGS = (
-    "md txt rst log csv tsv json jsonl yaml yml toml ini cfg conf env lock xml html htm css scss py pyi ipynb js mjs "
-    "ts tsx jsx vue c h cc cpp hpp cu cuh rs go java kt swift rb php pl lua sql sh bash zsh bat ps1 pdf doc docx xls "
-    "xlsx ppt pptx odt epub png jpg jpeg gif svg webp bmp tif tiff ico mp3 mp4 wav flac m4a m4b ogg opus mkv mov avi "
-    "webm zip gz tar tgz bz2 xz 7z rar exe dll dmg iso whl bin pt pth onnx gguf safetensors srt vtt"
-)
-_ENDING = "|".join(_ENDINGS.split())
+from spoken_text.tables import table_of
+
+_ENDING = "|".join(table_of("shared")["file_endings"].split())
 _STEM = r"[\w@+~-]+(?:\.[\w@+~-]+)*"
 _FOLDERS = r"(?:[A-Za-z]:[\\/]|~/|\.{1,2}/|/)?(?:[\w@.+~-]+[\\/])*"
 _FILE = re.compile(rf"{_FOLDERS}(?:{_STEM}\.(?:{_ENDING})|\.[a-z][\w.-]+)(?::\d+)*", re.I)

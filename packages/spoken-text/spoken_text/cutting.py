@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import regex
 
 from spoken_text.errors import RequestError, TextError, TextTooLongError
+from spoken_text.tables import shared_words
 
 _Ends = Callable[[str], Iterator[int]]  # text -> where its fragments end
 
@@ -36,13 +37,8 @@ _CLUSTER = regex.compile(r"\X")
 _EXTENDING = regex.compile(r"[\p{GCB=Extend}\p{GCB=ZWJ}\p{GCB=SpacingMark}]")
 
 # A full stop after one of these, after a single letter or after one or two digits ends no sentence.
-_ABBREVIATION = regex.compile(
-    r"\b(?:Mr|Mrs|Ms|Dr|Prof|Sr|Jr|St|vs|Nr|Abb|Bd|bzw|ca|Mme|Mlle|Sra|Srta|pág|núm|Sig|Dott|ул|им|см|[^\W\d_])\.$"
-)
-_BEFORE_NUMBER = regex.compile(
-    r"\b(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Okt|Nov|Dec|Dez|Nos?|[Ff]igs?|[Pp]ps?|[Vv]ol|[Cc]h|[Ss]ec|[Ee]q|[Aa]rt|[Aa]bs|"
-    r"Kap|[Cc]ap|fév|janv|juil|déc|ene|стр|рис|гл|ст|тел|[Tt]el)\.$"
-)
+_ABBREVIATION = regex.compile(rf"\b(?:{'|'.join(shared_words('abbreviations'))}|[^\W\d_])\.$")
+_BEFORE_NUMBER = regex.compile(rf"\b(?:{'|'.join(shared_words('abbreviations_before_numbers'))})\.$")
 _SHORT = regex.compile(r"(?<![^\W\d_])[^\W\d_]{1,3}$")
 _NUMBER = regex.compile(r"(?<![\d.,])\d{1,2}\.$")
 _LOOKED_AT = 40  # characters before a mark

@@ -15,17 +15,12 @@ _MEASURES = tuple("度도°%元円원层層階층分点점")
 
 
 class EastAsian(Spoken):
-    zero_of = ""
-    """Said before a minute or second below 10."""
-    is_measured: re.Pattern[str]  # the text before a fraction
+    measures: list[str]  # the text before a fraction
     behind_fraction: str  # a character behind one
     behind_day: str  # a character behind a day such as 3/5
     dated_zeros: str  # characters before which the zero of 05 is not said
     weekdays: str
     verbs: str  # characters before a number below zero
-
-    def year(self, year: str) -> str:
-        return self.cardinal(year)
 
     def on_date(self, year: str, month: int, day: str, end: str = "") -> str:
         years, months, days = self._data["date_marks"]
@@ -34,14 +29,12 @@ class EastAsian(Spoken):
 
     def at_time(self, hour: str, minute: str, half: str = "") -> str:
         hours, minutes, _ = self._data["clock_marks"]
-        said = f"{self.hour(int(hour))}{hours}"
+        value = str(int(hour))
+        said = f"{self.table('hours').get(value) or self.cardinal(value)}{hours}"
         if not int(minute):
             return said.strip()
         zero = self.zero_of if int(minute) < 10 else ""
         return f"{said}{zero}{self.cardinal(str(int(minute)))}{minutes}"
-
-    def hour(self, hour: int) -> str:
-        return self.cardinal(str(hour))
 
     def first(self, rule: Rules) -> None:
         if self.following:
@@ -60,16 +53,16 @@ class EastAsian(Spoken):
         """What only one of these languages writes."""
 
     def _names(self, rule: Rules) -> None:
-        rule("nrst", r"(?<![\w.,])\d+(?:st|nd|rd|th)(?![A-Za-z])", lambda f: keep(f[0]))
-        rule(".x", r"(?<![\w])[Nn][Oo]\.\d+(?![\d.])|(?<!\w)0x[0-9A-Fa-f]{1,16}(?!\w)", lambda f: keep(f[0]))
-        rule("/", r"(?<![\w./])\d\d/\d\d/\d\d(?![\w/])", lambda f: keep(f[0]))
+        rule("nrst", r"(?<![\w.,])\d+(?:st|nd|rd|th)(?![A-Za-z])", keep)
+        rule(".x", r"(?<![\w])[Nn][Oo]\.\d+(?![\d.])|(?<!\w)0x[0-9A-Fa-f]{1,16}(?!\w)", keep)
+        rule("/", r"(?<![\w./])\d\d/\d\d/\d\d(?![\w/])", keep)
         point = f"{self.blank}{self.point}{self.blank}"
         dotted = r"(?<=[A-Za-z]\.)\d{1,3}(?:\.\d{1,3}){1,3}(?![\w.])"  # Ver.2.0
         rule(".", dotted, lambda f: point.join(map(self.cardinal, f[0].split("."))))
         # The parts of a number with letters, such as HT2024-0315.
         parts = r"(?<=[A-Za-z])-?\d{2,20}(?:-\d{1,20}){1,9}(?![\w.-])"
         rule("-", parts, lambda f: Kept("-".join(map(self.digits, f[0].lstrip("-").split("-")))))
-        rule("'’′", r"(?<![\w.,])\d+['’′]\d+(?:[\"”″]|['’′]{2})", lambda f: keep(f[0]))
+        rule("'’′", r"(?<![\w.,])\d+['’′]\d+(?:[\"”″]|['’′]{2})", keep)
 
     def _amounts(self, rule: Rules) -> None:
         written = r"(?<![\w.,/+-])(?<![\d)] )\d{2,6}-\d{2,6}-\d{2,8}(?![\w.-])"
@@ -93,10 +86,6 @@ class EastAsian(Spoken):
         def half(found: re.Match[str]) -> str | None:
             name = self._data["am_pm"][found[3] in "pP"]
             return f"{name}{self.at_time(found[1], found[2] or '0')}" if 1 <= int(found[1]) <= 12 else None
-
-    def before_scale(self, value: str) -> str:
-        """A number in words before a power of ten."""
-        return self.cardinal(value)
 
     def _times(self, rule: Rules) -> None:
         """With two digits of hours 14:30:05 is a time of day, with one it lasts. 78:96 is a score."""
@@ -136,6 +125,7 @@ class EastAsian(Spoken):
 
     def _days(self, rule: Rules) -> None:
         """3/5 is a fraction or a day. Where nothing tells, it stays."""
+        measured = re.compile(rf"(?:{'|'.join(self.measures)})(?:{self.blank})?$")
 
         @rule("/", r"(?<![\w.,/:–-])(?<!\d )([-−])?([1-9]\d{0,2})/([1-9]\d{0,3})(?![A-Za-z0-9_/]|[.,]\d|-\d)")
         def say(found: re.Match[str]) -> str | None:
@@ -145,11 +135,11 @@ class EastAsian(Spoken):
             if is_day and (bottom > 10 or top >= bottom) and right and right in self.behind_day:
                 return self.on_date("", top, found[3])
             if _DATED.search(left) or top >= bottom:
-                return keep(found[0])
-            sure = self.is_measured.search(left) or (right and right in self.behind_fraction)
+                return keep(found)
+            sure = measured.search(left) or (right and right in self.behind_fraction)
             if sure or minus or bottom > 31 or top > 12:
                 return f"{minus}{self.part(top, bottom)}"
-            return None if self.is_small(top, bottom) else keep(found[0])
+            return None if self.is_small(top, bottom) else keep(found)
 
     def part(self, top: int, bottom: int) -> str | None:
         return f"{self.cardinal(str(bottom))}{self._data['parts']}{self.cardinal(str(top))}"
@@ -167,16 +157,14 @@ class EastAsian(Spoken):
         day, month, year = r"(0?[1-9]|[12]\d|3[01])", r"(0?[1-9]|1[0-2])", r"((?:19|20)\d\d)"
         span = rf"(?<![\w.,/-])((?:19|20)\d\d([./-])\d\d?\2\d\d?) ?{_DASHES} ?(?={year}\2\d)"
         rule("-./", span, lambda f: f"{f[1]}{self.to}{self.blank}")
-        whole = rf"(?<![\w.,/-]){year}-{month}-{day}(?![\w./-])"
-        rule("-", whole, lambda f: self.on_date(f[1], int(f[2]), f[3]))
+        rule("-", rf"(?<![\w.,/-]){year}-{month}-{day}(?![\w./-])", lambda f: self.on_date(f[1], int(f[2]), f[3]))
         self.dotted_dates(year, month, day, rule)
-        written = r"(?<![\w.,/-])\d\d\.\d{1,2}\.\d{1,2}(?![\w.])"
-        rule(".", written, lambda f: None if self.is_versioned(f) else keep(f[0]))
+        rule(".", r"(?<![\w.,/-])\d\d\.\d{1,2}\.\d{1,2}(?![\w.])", lambda f: None if self.is_versioned(f) else keep(f))
         # 2024-03 is a month, 2010-12 may be years, 2024.03 may be an amount.
         written = rf"(?<![\w.,/-]){year}(?:[-/](0[1-9])|/(1[0-2]))(?![\w./-])"
         rule("-/", written, lambda f: self.month(f[1], f[2] or f[3]))
         ends = r"(?=$|[-~～〜）) ]|到|至|から|부터)"
-        rule(".", rf"(?<![\w.,/-]){year}\.(?:0[1-9]|1[0-2]){ends}(?! ?[%A-Za-z元円万萬亿億원만])", lambda f: keep(f[0]))
+        rule(".", rf"(?<![\w.,/-]){year}\.(?:0[1-9]|1[0-2]){ends}(?! ?[%A-Za-z元円万萬亿億원만])", keep)
 
         @rule("-/", r"(?<![\w.,/:-])(0[1-9])[-/](0[1-9]|[12]\d|3[01])(?![\w.,/:-])")
         def padded(found: re.Match[str]) -> str | None:

@@ -8,8 +8,8 @@ from spoken_text.rule import Rules, ends_of, keep
 from spoken_text.spoken import Spoken
 
 _SAME = {"~": "≈", "-": "−", "–": "−", "x": "×", "*": "×", "·": "×", "х": "×", "/": "÷", ":": "÷"}
-_VALID = re.compile(r"(?=[IVXL])L?X{0,3}(?:IX|IV|V?I{0,3})|XL(?:IX|IV|V?I{0,3})")
-_VALUES = {"I": 1, "V": 5, "X": 10, "L": 50}
+_VALID = re.compile(r"(?=[IVXL])(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
+_VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
 _ALONE = frozenset("+±≈~=")
 _JOINS = frozenset("y e et и al a - –".split())
 _ARTICLES = frozenset("il el o".split())
@@ -23,34 +23,31 @@ MAY_BE_ROMAN = (
 """What `figures.before_roman` looks for as well."""
 
 
-def number_of(roman: str) -> int:
-    """The value of a Roman numeral below 90; 0 if it is none."""
+def number_of(roman: str, most: int = 89) -> int:
+    """The value of a Roman numeral; 0 if it is none, or more than `most`."""
     roman = roman.replace("Х", "X")
-    if not _VALID.fullmatch(roman):
-        return 0
-    values = [_VALUES[letter] for letter in roman]
-    return sum(-a if a < b else a for a, b in zip(values, [*values[1:], 0], strict=True))
+    values = [_VALUES[letter] for letter in roman] if _VALID.fullmatch(roman) else []
+    value = sum(-a if a < b else a for a, b in zip(values, [*values[1:], 0], strict=True)) if values else 0
+    return value if value <= most else 0
 
 
 class European(Spoken):
     """The rules that these languages share."""
 
-    money_words: frozenset[str] = frozenset()  # before an amount, as "fr."
+    round_clock = ""  # between 24 and 7
+    by = ""  # said for the letter x between numbers
+    out_of: str  # said for the bar of 15/20
 
     def __init__(self, code: str):
         super().__init__(code)
-        self.leads, self.centuries, self.signs = (
-            self.table("abbreviations"),
-            self.table("centuries"),
-            self.table("signs"),
-        )
+        self.leads, self.centuries, self.signs = map(self.table, ("abbreviations", "centuries", "signs"))
         self.signs |= {other: self.signs[sign] for other, sign in _SAME.items()}
 
     # ---------------------------------------------------------------- which words belong together
 
     def begins(self, word: str) -> bool:
         word = re.split("['’]", word)[-1].lstrip('("«„[').lower()  # l'art.
-        return word in self.leads or word in _ALONE or word in self.centuries or word in self.money_words
+        return word in self.leads or word in _ALONE or word in self.centuries or word in self.words("money")
 
     def follows(self, word: str, held: str) -> bool:
         if held[-1].isdecimal():
@@ -71,9 +68,9 @@ class European(Spoken):
         rule("", rf"(?i:(?<![\w.])({ends_of(self.leads)})) ?(?=\d)", self._lead)
         self._dates(rule)
         written = r"(?<![\w.,/-])24/7(?![\w/]|[.,]\d)"
-        rule("/", written, lambda f: f"{self.cardinal('24')}{self.between}{self.cardinal('7')}")
+        rule("/", written, lambda f: f"{self.cardinal('24')} {self.round_clock}{self.cardinal('7')}")
         self.middle(rule)
-        rule("'’′", r"(?<![\w.,])\d{1,2}['’′]\d\d(?:[\"”″]|'')?(?!\d)", lambda f: keep(f[0]))
+        rule("'’′", r"(?<![\w.,])\d{1,2}['’′]\d\d(?:[\"”″]|'')?(?!\d)", keep)
         rule("/,", r"(?<![\w.,:/-])(?:\d+,\d+/(?:5|10)|\d{1,3}/(?:10|20|30|100|110))(?![\w/]|[.,]\d)", self._mark)
         scale, one = r"(?<![\w.,:/-])1:(\d{4,7}|\d{1,3}(?:[. ]\d{3})+)(?![\w:/]|[.,]\d)", self.cardinal("1")
         rule(":", scale, lambda f: f"{one} {self.ratio_to} {self.cardinal(self.value(f[1]))}")
@@ -90,14 +87,6 @@ class European(Spoken):
     def middle(self, rule: Rules) -> None:
         """What comes behind abbreviations and dates."""
 
-    between = " "
-    """Between 24 and 7."""
-
-    @property
-    def ratio_to(self) -> str:
-        """Between the 1 and the other number of a scale."""
-        return self.to
-
     def later(self, rule: Rules) -> None:
         """Signs of arithmetic. They come behind telephone numbers, which begin with a plus."""
         number = self.pattern
@@ -105,11 +94,11 @@ class European(Spoken):
         rule("=", equation, lambda f: re.sub(r"(?<=\d) ([^\s\d]) (?=[−-]?\d|$)", self._sign, f[0]))
         rule("+=×÷", r"(?<=\d) ([+×÷=]) (?=\d)", self._sign)
         rule("=", r"(?<![\w.,)%])= (?=[−-]?\d)", lambda f: f"{self.signs['=']} ")
-        self.products(rule)
+        if self.by:
+            rule("x", r"(?<=\d) x (?=\d)", lambda f: f" {self.by} ")
+            if self.code != "pt":
+                rule("x", r"(?<![\w.,])(\d{1,4})x(?=\d{1,4}(?!\w))", lambda f: f"{f[1]} {self.by} ")
         rule("+~±≈", r"(?<![\w.,)%])([±≈~+]) ?(?=\d)", lambda f: f"{self.signs[f[1]]} ")
-
-    def products(self, rule: Rules) -> None:
-        """The letter x as a sign."""
 
     def _mark(self, found: re.Match[str]) -> str | None:
         """15/20: quinze sur vingt"""
@@ -118,12 +107,12 @@ class European(Spoken):
         is_date = before in ("le", "el", "il", "dia", "em", "du", "au", "del", "al", "dal", "c", "с", "на", "до", "от")
         if "," not in top and (int(top) > int(bottom) or is_date or (bottom == "10" and gcd(int(top), 10) == 1)):
             return None
-        return f"{self.cardinal(self.value(top), ',')} {self._data['out_of']} {self.cardinal(bottom)}"
+        return f"{self.cardinal(self.value(top), ',')} {self.out_of} {self.cardinal(bottom)}"
 
     def _no_seconds(self, found: re.Match[str]) -> str | None:
         """les 80s, which are no seconds"""
         before = self.around.word_before(found)
-        return keep(found[0]) if before in ("les", "los", "os", "années", "años", "anos", "gli", "anni") else None
+        return keep(found) if before in ("les", "los", "os", "années", "años", "anos", "gli", "anni") else None
 
     def _sign(self, found: re.Match[str]) -> str:
         return f" {self.signs[found[1]]} "
@@ -136,7 +125,7 @@ class European(Spoken):
         def say(found: re.Match[str]) -> str | None:
             day, month, year = int(found[1]), int(found[3]), found[4]
             if not (1 <= day <= 31 and 1 <= month <= 12):
-                return keep(found[0]) if found[2] == "." else None
+                return keep(found) if found[2] == "." else None
             return self.on_date(year, month, str(day))
 
         guard, mark = r"(?![\w/-]|[.,]\d)", self.date[-1]

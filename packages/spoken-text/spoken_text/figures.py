@@ -4,12 +4,13 @@ import re
 from functools import cache
 from math import gcd
 
-from spoken_text.european import MAY_BE_ROMAN
+from spoken_text.european import MAY_BE_ROMAN, number_of
 from spoken_text.rule import Rules, ends_of, keep
-from spoken_text.spoken import LANGUAGES, Spoken, data_of, plain
+from spoken_text.spoken import LANGUAGES, Spoken, plain
+from spoken_text.tables import shared_words, table_of
 
-_CALLED = frozenset("call dial text phone tel notruf pin isbn issn isbn-10 isbn-13 ean imei iban".split())
-VULGAR = dict(zip("½⅓⅔¼¾⅕⅛", ("1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/8"), strict=True))
+_CALLED = shared_words("called")
+VULGAR: dict[str, str] = table_of("shared")["fractions"]
 """Fractions of one character."""
 DIRECTIONS = frozenset("NSEWO")
 
@@ -72,7 +73,7 @@ def fractions(spoken: Spoken, rule: Rules) -> None:
         if not said:
             return None
         if found[2] not in VULGAR and not whole and spoken.around.word_before(found) in spoken.words("dated"):
-            return keep(found[0])
+            return keep(found)
         return said if not whole else spoken.with_part(whole, said, is_half=bottom == 2)
 
     rule("".join(VULGAR), rf"(?<![\w.,/:–-])(?:(\d{{1,2}}) ?)?([{''.join(VULGAR)}]){unit}(?![\w/])", measured)
@@ -101,14 +102,11 @@ def others(spoken: Spoken, rule: Rules) -> None:
 
 # ---------------------------------------------------------------- Roman numerals
 
-_ROMAN = re.compile(r"(?=[IVXLC])(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
-_VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
-
 
 @cache
 def before_roman() -> re.Pattern[str]:
     """A text with this may be changed, in any language."""
-    lists = (pair for code in LANGUAGES.values() for pair in data_of(code)["lists"].items())
+    lists = (pair for code in LANGUAGES.values() for pair in table_of(f"{code}/words")["lists"].items())
     names = {
         name for kind, words in lists if kind.startswith(("kings", "queens", "chapters")) for name in words.split()
     }
@@ -120,10 +118,9 @@ def roman(spoken: Spoken, word: str, before: str) -> str | None:
     kings = spoken.words("kings")
     if spoken.code == "fr" and word in ("Ier", "Ire") and before in kings:
         return "premier" if word == "Ier" else "première"
-    if not _ROMAN.fullmatch(word) or word in ("C", "L") or spoken.joined:  # Appendix C
+    number = str(number_of(word, 99))
+    if number == "0" or word == "L" or not word.isascii() or spoken.joined:  # Appendix L
         return None
-    values = [_VALUES[letter] for letter in word]
-    number = str(sum(-a if a < b else a for a, b in zip(values, [*values[1:], 0], strict=True)))
     if before in spoken.words("chapters") and (before, word) not in (("War", "I"), ("Type", "V"), ("Type", "X")):
         return spoken.cardinal(number)
     if declined := spoken.declined_kings.get(before):

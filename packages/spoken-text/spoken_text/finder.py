@@ -8,7 +8,7 @@ import copy
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -82,43 +82,32 @@ class Candidates:
         names = {name: None for each in known if (name := language_name(each)) in LANGUAGES and name}
         return cls(tuple(names), tuple(codes_of(others)))
 
-    @property
-    def need_statistics(self) -> bool:
-        """Scripts alone do not tell these languages apart."""
-        return len(self.others) + sum(name in _LATIN for name in self.names) > 1
-
 
 def load(candidates: Candidates) -> None:
     """Load what finding a language needs. It takes a second at its first call, and some 0.05 s of that hold the
     interpreter's lock. So call it before others wait, and in no event loop."""
-    if candidates.need_statistics:
+    scripts_tell = len(candidates.others) + sum(name in _LATIN for name in candidates.names) < 2
+    if not scripts_tell:
         with _loading:
-            _all_languages()
+            _statistics()
 
 
 @cache
-def _all_languages() -> "LanguageIdentifier":
+def _statistics(codes: frozenset[str] | None = None) -> "LanguageIdentifier":
+    """Of the languages with these codes; None: of all. Call it under the lock."""
+    if codes is not None:
+        chosen = copy.copy(_statistics())
+        chosen.set_languages(codes & {*chosen.labels})
+        return chosen
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
-@cache
-def _restricted(codes: frozenset[str]) -> "LanguageIdentifier":
-    chosen = copy.copy(_all_languages())
-    chosen.set_languages(codes & {*chosen.labels})
-    return chosen
-
-
-def _statistics(names: Sequence[str], others: Sequence[str]) -> "LanguageIdentifier":
-    with _loading:
-        return _restricted(frozenset([*codes_of(names), *others]))
-
-
 def _is_foreign(words: str, candidates: Candidates) -> bool:
     """A text in a language that is no candidate looks like the nearest one."""
     with _loading:
-        code, probability = _all_languages().rank(words)[0]
+        code, probability = _statistics().rank(words)[0]
     return probability >= _FOREIGN and code not in {*codes_of(candidates.names), *candidates.others}
 
 
@@ -145,7 +134,9 @@ def language_of(text: str, candidates: Candidates, clear: Clear = LIKELY) -> str
         return names[0] if names else None
     if script == "Latin" and _is_foreign(words, candidates):
         return None
-    ranked = [*_statistics(names, candidates.others).rank(words), ("", 0.0)]  # which may know but one of them
+    with _loading:
+        statistics = _statistics(frozenset([*codes_of(names), *candidates.others]))
+    ranked = [*statistics.rank(words), ("", 0.0)]  # which may know but one of them
     found, probability, second = NAMES.get(ranked[0][0]), ranked[0][1], ranked[1][1]
     return found if found in names and probability >= max(clear.least, clear.lead * second) else None
 

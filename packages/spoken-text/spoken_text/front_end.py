@@ -15,7 +15,7 @@ from spoken_text.lexicon import Lexicon, LexiconStream
 from spoken_text.normalize import NormalizerStream, Silence, is_plain
 from spoken_text.pauses import MARKS, Pause, PauseStream, joined
 from spoken_text.spoken import LANGUAGES, language_name, num2words
-from spoken_text.stage import FIRST_MARK, has_words, is_mark
+from spoken_text.stage import FIRST_MARK, check_text, has_words, is_mark
 
 log = logging.getLogger(__name__)
 
@@ -98,11 +98,10 @@ class TextFrontEnd:
 
     def for_text(self, text: str) -> "TextFrontEnd":
         """The same for parts of this text, whose language is found once. Raises TextError: it is no text."""
-        _check_type("text", text, str)
+        check_text(text)
         if not self._finds:
             return self
-        found = self._finder(True)
-        assert found
+        found = LanguageFinder(self._candidates, self._conversation)
         found.push(text)
         front_end = copy.copy(self)
         front_end._language, front_end._looked_for = found.settle(_needs_language(text, self._lexicon)), True
@@ -113,7 +112,7 @@ class TextFrontEnd:
 
     def leaves_alone(self, text: str) -> bool:
         """Does the text certainly stay as it is? A quick check, true for most texts. Raises TextError: it is none."""
-        _check_type("text", text, str)
+        check_text(text)
         if self._lexicon and self._may_respell(self._lexicon, text):
             return False
         if self._normalize == "auto":
@@ -126,7 +125,7 @@ class TextFrontEnd:
         Raises:
             TextError: a pause or another tag is refused (`PauseStream`).
         """
-        _check_type("text", text, str)
+        check_text(text)
         normalizes, lexicon = self._normalize == "auto" and not is_plain(text), self._lexicon
         if lexicon and not normalizes and not self._may_respell(lexicon, text):
             lexicon = None
@@ -144,10 +143,7 @@ class TextFrontEnd:
         Raises:
             TextError: as `whole`.
         """
-        if self._normalize == "auto":
-            stream = TextFrontEndStream(self._language, True, None, self._lenient, reads_aloud=False)
-        else:
-            stream = TextFrontEndStream(self._language, False, None, self._lenient)
+        stream = TextFrontEndStream(self._language, self._normalize == "auto", None, self._lenient, reads_aloud=False)
         return joined([*stream.push(text), *stream.finish()])
 
     def stream(self, after: "TextFrontEndStream | None" = None) -> "TextFrontEndStream":
@@ -167,8 +163,7 @@ class TextFrontEnd:
 
 def _check_type(name: str, value: object, wanted: type | types.UnionType) -> None:
     if not isinstance(value, wanted):
-        words = "a string" if wanted is str else getattr(wanted, "__name__", wanted)
-        raise TextError(f"{name} must be {words}, got {type(value).__name__}")
+        raise TextError(f"{name} must be {getattr(wanted, '__name__', wanted)}, got {type(value).__name__}")
 
 
 def _needs_language(text: str, lexicon: Lexicon | None) -> bool:
@@ -237,8 +232,7 @@ class TextFrontEndStream:
     def push(self, piece: str) -> list[str | Pause]:
         """Take a piece, and return the parts that are now final. Raises TextError: a pause or another tag is refused,
         or `piece` is not a string. The stream is then unusable."""
-        if not isinstance(piece, str):
-            raise TextError(f"text must be a string, got {type(piece).__name__}")
+        check_text(piece)
         if self._lenient and has_half_characters(piece):
             log.warning("left out half a character")
             piece = piece.encode("utf-8", "ignore").decode()
@@ -276,9 +270,8 @@ class TextFrontEndStream:
 
     def _known(self, parts: list[str | Pause]) -> list[str | Pause]:
         """Hold parts back until the language is known. Returns what can be spoken."""
-        if not self._waits:
+        if not self._waits or not self._finder:
             return parts
-        assert self._finder
         for part in parts:
             if isinstance(part, Pause):
                 self._finder.pause()
@@ -314,8 +307,8 @@ class TextFrontEndStream:
             self._waits = not self._finder.decided
         parts = self._speak(parts)
         if self._normalizer:
-            parts += self._look_up(end(self._normalizer))
-        given = self._with_words(parts + ([last] if self._words and (last := self._words.finish()) else []))
+            parts += self._respell(_at_marks(end(self._normalizer)))
+        given = self._with_words([*parts, *self._last_word()])
         self._sought, self._silent = self._seeks, ""
         return given
 
@@ -337,26 +330,35 @@ class TextFrontEndStream:
         return given
 
     def _speak(self, parts: list[str | Pause]) -> list[str | Pause]:
+        if not self._normalizer:
+            return self._respell(parts)
         given: list[str | Pause] = []
         for part in parts:
-            if not self._normalizer:
-                given += self._look_up(part)
-            elif isinstance(part, str):
-                given += self._look_up(self._normalizer.push(part))
+            if isinstance(part, str):
+                text = self._normalizer.push(part)
             else:  # if the normalizer leaves out the text around a pause, it leaves out the pause too
-                mark = chr(ord(FIRST_MARK) + round(part.seconds * 1000))
-                given += self._look_up(self._normalizer.push_mark(mark))
+                text = self._normalizer.push_mark(chr(ord(FIRST_MARK) + round(part.seconds * 1000)))
+            given += self._respell(_at_marks(text))
         return given
 
-    def _look_up(self, part: str | Pause) -> list[str | Pause]:
-        """Turn marks into pauses and look words up in the lexicon, which starts anew after a pause."""
-        if isinstance(part, Pause):
-            last = self._words.finish() if self._words else ""
-            return [last, part] if last else [part]
+    def _respell(self, parts: list[str | Pause]) -> list[str | Pause]:
+        """Look words up in the lexicon, which starts anew after a pause."""
+        if not self._words:
+            return [part for part in parts if part]
         given: list[str | Pause] = []
-        for piece in _AT_MARKS.split(part) if self._normalizer else [part]:
-            if self._normalizer and piece and is_mark(piece):
-                given += self._look_up(Pause((ord(piece) - ord(FIRST_MARK)) / 1000))
-            elif text := self._words.push(piece) if self._words else piece:
+        for part in parts:
+            if isinstance(part, Pause):
+                given += [*self._last_word(), part]
+            elif text := self._words.push(part):
                 given.append(text)
         return given
+
+    def _last_word(self) -> list[str]:
+        """What the lexicon holds back."""
+        return [last] if self._words and (last := self._words.finish()) else []
+
+
+def _at_marks(text: str) -> list[str | Pause]:
+    """Turn the marks of a text into pauses."""
+    pieces = filter(None, _AT_MARKS.split(text))
+    return [Pause((ord(piece) - ord(FIRST_MARK)) / 1000) if is_mark(piece) else piece for piece in pieces]

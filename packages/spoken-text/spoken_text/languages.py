@@ -1,7 +1,7 @@
 """Languages by name and by code: the one table for Python, the command line, Pipecat, HTTP and the WebSocket.
 
-A language is known by its ISO 639-1 and 639-3 codes and its English names. The published ten stand here. For others,
-which fine-tunes add, python-iso639 has the table of the standard's registration authority.
+A language is known by its ISO 639-1 and 639-3 codes and its English names. The published ten stand in languages.toml.
+For others, which fine-tunes add, python-iso639 has the table of the standard's registration authority.
 """
 
 import functools
@@ -9,36 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 from spoken_text.errors import LanguageError
+from spoken_text.tables import table_of
 
-NAMES = {"zh": "chinese", "en": "english", "fr": "french", "de": "german", "it": "italian", "ja": "japanese"}
-NAMES |= {"ko": "korean", "pt": "portuguese", "ru": "russian", "es": "spanish"}
+_SPELLINGS = {code: spellings.split() for code, spellings in table_of("languages")["published"].items()}
+NAMES = {code: spellings[0] for code, spellings in _SPELLINGS.items()}
 """ISO 639-1 codes of the languages of the published checkpoints -> how `codec_language_id` names them."""
 _CODES = {name: code for code, name in NAMES.items()}
-
-_LONG_CODES = {"zh": "zho chi cmn mandarin", "en": "eng", "fr": "fra fre", "de": "deu ger", "it": "ita", "ja": "jpn"}
-_LONG_CODES |= {"ko": "kor", "pt": "por", "ru": "rus", "es": "spa"}
-"""Their other spellings. The published Chinese is Mandarin."""
-
-_ALSO = {
-    "mandarin": "zho",
-    "cmn": "zho",
-    "cantonese": "yue",
-    "farsi": "fas",
-    "pes": "fas",
-    "arb": "ara",
-    "bangla": "ben",
-}
-_ALSO |= {
-    "zsm": "msa",
-    "swh": "swa",
-    "npi": "nep",
-    "ekk": "est",
-    "lvs": "lav",
-    "nb": "nor",
-    "nob": "nor",
-    "greek": "ell",
-}
-"""Names that ISO 639 does not have, and codes of what is usually meant by a macrolanguage -> ISO 639-3."""
 
 
 def primary_subtag(tag: str) -> str:
@@ -65,8 +41,8 @@ def spellings_of(known: tuple[str, ...]) -> Mapping[str, str]:
     table: dict[str, str] = {}
     for name in known:
         code = _code_of(name)
-        if code in NAMES:
-            table |= dict.fromkeys([code, NAMES[code], *_LONG_CODES[code].split()], name)
+        if code and code in NAMES:
+            table |= dict.fromkeys([code, *_SPELLINGS[code]], name)
         elif code:
             iso = _iso639()
             table |= dict.fromkeys([spelling for spelling, of in iso.items() if of == iso[code]], name)
@@ -79,16 +55,11 @@ def _code_of(name: str) -> str | None:
         return _CODES.get(name, name)
     if name == "auto" or "dialect" in name:
         return None
-    code = _iso639().get(name.lower().replace("_", " "))
-    return _two_letters().get(code, code) if code else None
-
-
-@functools.cache
-def _two_letters() -> Mapping[str, str]:
-    """ISO 639-3 code -> ISO 639-1 code."""
+    if not (code := _iso639().get(name.lower().replace("_", " "))):
+        return None
     import iso639
 
-    return {language.part3: language.part1 for language in iso639.ALL_LANGUAGES if language.part1}
+    return iso639.Language.from_part3(code).part1 or code
 
 
 @functools.cache
@@ -103,7 +74,7 @@ def _iso639() -> Mapping[str, str]:
         for spelling in [*codes, *(re.sub(r" \(.*\)", "", name).lower() for name in names)]:
             if spelling:
                 table.setdefault(spelling, language.part3)
-    return table | _ALSO
+    return table | table_of("languages")["also"]
 
 
 def codes_of(known: Sequence[str]) -> list[str]:

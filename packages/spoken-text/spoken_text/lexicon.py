@@ -15,7 +15,7 @@ from typing import NamedTuple
 from spoken_text.errors import TextError
 from spoken_text.files import read_file
 from spoken_text.spoken import language_name
-from spoken_text.stage import Stage, is_cjk
+from spoken_text.stage import Stage, check_text, is_cjk
 
 MOST_BYTES, MOST_ENTRIES, LONGEST_ENTRY, LONGEST_SPELLING = 1_000_000, 10_000, 100, 500
 
@@ -76,14 +76,14 @@ class Lexicon:
     def apply(self, text: str, language: str | None = None) -> str:
         """The text with words replaced by their spellings. Spellings are not looked up again. Raises TextError: it is
         no string. LanguageError: the same of `language`."""
-        _check_text(text)
+        check_text(text)
         stream = self.stream(language)
         return stream.push(text) + stream.finish()
 
     def may_change(self, text: str, language: str | None = None) -> bool:
         """May a word of the text be an entry? A quick check, and exact enough to say no to most sentences in ASCII.
         Raises as `apply`."""
-        _check_text(text)
+        check_text(text)
         if not text.isascii():
             return True
         return not self._table(language).first_runs.isdisjoint(_RUNS.findall(text.lower()))
@@ -105,11 +105,6 @@ class Lexicon:
             runs = {_RUNS.findall(word.lower())[0] for word in entries if word.isascii()}
             self._tables[name] = _Table(entries, sorted(entries), lengths, runs)
         return self._tables[name]
-
-
-def _check_text(text: object) -> None:
-    if not isinstance(text, str):
-        raise TextError(f"text must be a string, got {type(text).__name__}")
 
 
 def lexicon_text(path: str | Path) -> str:
@@ -134,7 +129,6 @@ class LexiconStream(Stage):
 
     def __init__(self, table: "_Table"):
         self._table = table
-        self._held = ""
         self._last = " "  # the character before the held text
 
     def feed(self, character: str) -> str:

@@ -3,7 +3,6 @@ alone, such as `$$...$$`, and citations such as `[1]` or `【4†source】` are 
 
 import re
 
-from spoken_text.spoken import Spoken
 from spoken_text.stage import Stage, is_mark
 
 _LONGEST, _LONGEST_DISPLAYED = 200, 2000  # characters; what is longer is no formula
@@ -25,19 +24,10 @@ _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 class Maths(Stage):
     """Holds a formula back to its end. A dollar sign before a digit or a blank begins none."""
 
-    def __init__(self, spoken: Spoken | None):
-        self._words = spoken.table("formula") if spoken else {}  # what signs are called; in other languages they stay
-        self._held = ""  # from a sign that may open something
-        self._opening = ""  # of _CLOSING, once it is known
+    def __init__(self) -> None:
+        self.words: dict[str, str] = {}  # what signs are called; others stay
+        self._opening = ""  # of _CLOSING, once it is known; a sign that may open something is held back
         self._left = ""  # the character before
-
-    @property
-    def at_rest(self) -> bool:
-        return not self._held
-
-    def follow(self, before: "Maths") -> None:
-        """Go on within the formula that `before` has left open."""
-        self._held, self._opening, self._left = before._held, before._opening, before._left
 
     def push(self, piece: str) -> str:
         if self._held or not _BEGINS.isdisjoint(piece):
@@ -113,8 +103,8 @@ class Maths(Stage):
         return self._give_up()
 
     def _give_up(self) -> str:
-        held, self._held, self._opening = self._held, "", ""
-        return self._give(held)
+        self._opening = ""
+        return self._give(super().end())
 
     def _give(self, text: str) -> str:
         self._left = text[-1:] or self._left
@@ -134,4 +124,4 @@ class Maths(Stage):
         return " " if name in _SILENT else f" {_COMMANDS.get(name, name)} "
 
     def _word(self, sign: str) -> str:
-        return self._words.get("×" if sign == "*" else sign, sign)
+        return self.words.get("×" if sign == "*" else sign, sign)

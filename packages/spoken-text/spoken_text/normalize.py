@@ -6,7 +6,7 @@ from spoken_text.cleaning import Clean, Layout
 from spoken_text.figures import before_roman
 from spoken_text.markdown import Markdown
 from spoken_text.maths import Maths
-from spoken_text.spoken import LANGUAGES, Spoken, language_name, spoken_in
+from spoken_text.spoken import LANGUAGES, language_name, spoken_in
 from spoken_text.stage import Stage, is_mark
 from spoken_text.tags import Tags
 from spoken_text.words import Words
@@ -26,11 +26,6 @@ def is_plain(text: str) -> bool:
     return _ROMAN.isdisjoint(text) or not before_roman().search(text)
 
 
-def _spoken(language: str | None) -> Spoken | None:
-    name = language_name(language)
-    return spoken_in(name) if name in LANGUAGES else None
-
-
 class NormalizerStream:
     """Turns a text in pieces, as an LLM or a book writes it, into what a speaker reads. It leaves out Markdown, tags,
     emojis and most of an address, and writes numbers in words of the language, such as "german", "de" or "de-AT". For
@@ -43,12 +38,22 @@ class NormalizerStream:
 
     def __init__(self, language: str | None = None, reads_aloud: bool = True):
         """`reads_aloud`: otherwise numbers, addresses and long words stay as they are."""
-        self._clean = Clean()
-        self._markdown = Markdown()
-        spoken = _spoken(language)
-        maths, words = ([Maths(spoken)], [Words(spoken)]) if reads_aloud else ([], [])
-        self._may_be_open: list[Tags | Maths | Markdown] = [Tags(), *maths, self._markdown]
-        self._stages: list[Stage] = [*self._may_be_open, *words, Layout()]
+        self._clean, self._tags, self._maths, self._markdown = Clean(), Tags(), Maths(), Markdown()
+        self._layout, self._reads_aloud = Layout(), reads_aloud
+        self.read_in(language)
+
+    def read_in(self, language: str | None) -> None:
+        """From here on the text is in this language. Words may not be held back."""
+        name = language_name(language) if self._reads_aloud else None
+        spoken = spoken_in(name) if name and name in LANGUAGES else None
+        self._maths.words = spoken.table("formula") if spoken else {}
+        self._words = Words(spoken)
+
+    @property
+    def _stages(self) -> list[Stage]:
+        if self._reads_aloud:
+            return [self._tags, self._maths, self._markdown, self._words, self._layout]
+        return [self._tags, self._markdown, self._layout]
 
     def push(self, piece: str) -> str:
         """Take a piece, and return what is now final."""
@@ -72,7 +77,12 @@ class NormalizerStream:
     @property
     def at_rest(self) -> bool:
         """No link, tag, element, block of code or item of a list is open."""
-        return all(stage.at_rest for stage in self._may_be_open)
+        return self._tags.at_rest and self._markdown.at_rest and self._maths.at_rest
+
+    @property
+    def silent(self) -> bool:
+        """The text is left out here, as in `<think>` or a code block."""
+        return self._tags.silent or self._markdown.silent
 
     def pass_over(self, text: str) -> None:
         """Plain text came meanwhile. `text` is its end."""
@@ -80,23 +90,9 @@ class NormalizerStream:
 
     def follow(self, before: "NormalizerStream") -> None:
         """Go on within what `before` has left open. `before` is not used afterwards."""
-        self._clean = before._clean
-        self._markdown = before._markdown
-        for place, (own, other) in enumerate(zip(self._may_be_open, before._may_be_open, strict=True)):
-            if isinstance(own, Maths) and isinstance(other, Maths):
-                own.follow(other)  # its words are of this stream's language
-            else:
-                self._stages[place] = self._may_be_open[place] = other
-
-    def read_in(self, language: str | None) -> None:
-        """From here on the text is in this language. Words may not be held back."""
-        spoken = _spoken(language)
-        for place, stage in enumerate(self._stages):
-            if isinstance(stage, Maths):
-                self._stages[place] = self._may_be_open[place] = maths = Maths(spoken)
-                maths.follow(stage)
-            elif isinstance(stage, Words):
-                self._stages[place] = Words(spoken)
+        self._clean, self._tags, self._markdown = before._clean, before._tags, before._markdown
+        before._maths.words = self._maths.words  # of this stream's language
+        self._maths = before._maths
 
     def _through(self, text: str, first: int) -> str:
         for stage in self._stages[first:]:
@@ -108,21 +104,16 @@ class Silence:
     """Tells which characters the normalizer leaves out together, as in `<think>` or a code block."""
 
     def __init__(self) -> None:
-        self._clean = Clean()
-        self._tags = Tags()
-        self._markdown = Markdown()
+        self._stream = NormalizerStream(reads_aloud=False)
 
     def push(self, text: str) -> list[bool]:
         """Take the text's next piece. Is each of its characters left out?"""
-        if self._tags.at_rest and self._markdown.at_rest and _BEGINS.isdisjoint(text):
-            self._markdown.pass_over(text)  # quick for most texts
+        if self._stream.at_rest and _BEGINS.isdisjoint(text):
+            self._stream.pass_over(text)  # quick for most texts
             return [False] * len(text)
         return list(map(self._push, text))
 
     def _push(self, character: str) -> bool:
-        before = self._is_open()
-        self._markdown.push(self._tags.push(self._clean.push(character)))
-        return before and self._is_open()
-
-    def _is_open(self) -> bool:
-        return self._tags.silent or self._markdown.silent
+        before = self._stream.silent
+        self._stream.push(character)
+        return before and self._stream.silent

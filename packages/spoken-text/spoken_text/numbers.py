@@ -3,7 +3,7 @@
 import re
 from functools import cache, partial
 
-from spoken_text import amounts, clock, currency, figures, years
+from spoken_text import amounts, figures, times
 from spoken_text.code import HARDWARE
 from spoken_text.rule import Kept, Rules, Say, keep, uncover
 from spoken_text.spoken import Spoken
@@ -22,11 +22,11 @@ class Numbers:
     def __init__(self, spoken: Spoken):
         self.spoken = spoken
         glued = [scale + sign for scale in spoken.scales for sign in "€$£¥₽₩"]  # M€
-        followers = *spoken.units, *spoken.nouns, *spoken.scales, *currency.SIGNS, *glued, "–", *figures.VULGAR
+        followers = *spoken.units, *spoken.nouns, *spoken.scales, *spoken.currencies, *glued, "–", *figures.VULGAR
         self._followers = spoken.followers.union(followers)
-        dotted = *spoken.scales, *currency.SIGNS, *amounts.DOTTED, *spoken.words("dotted")
+        dotted = *spoken.scales, *spoken.currencies, *amounts.DOTTED, *spoken.words("dotted")
         self._abbreviations = frozenset(name.rstrip(".") for name in dotted if name[-1] == ".")
-        small = *spoken.months, *currency.CODES, *spoken.words("followers")
+        small = *spoken.months, *amounts.CODES, *spoken.words("followers")
         self._small_followers = frozenset(map(str.lower, small))
         rule = Rules()
         self._all(rule)
@@ -41,16 +41,16 @@ class Numbers:
         figures.phones(spoken, rule)
         spoken.later(rule)
         self._dates(rule)
-        years.rules(spoken, rule)
-        clock.durations(spoken, rule)
+        times.years(spoken, rule)
+        times.durations(spoken, rule)
         figures.others(spoken, rule)
-        clock.times(spoken, rule)
+        times.clocks(spoken, rule)
         figures.fractions(spoken, rule)
         amounts.money(spoken, rule)
         amounts.scaled(spoken, rule)
         amounts.units(spoken, rule)
         self._ordinals(rule)
-        years.counts(spoken, rule)
+        times.years_behind_words(spoken, rule)
         spoken.years_last(rule)
         spoken.counters(rule)
         amounts.ranges(spoken, rule)
@@ -83,7 +83,7 @@ class Numbers:
             return False
         if has_digit or (held[-1] in "°'’′\"”″" and word in figures.DIRECTIONS):
             return True
-        if spoken.openers and "/" in word and word.partition("/")[0] in [*spoken.units, *currency.CODES]:  # mg/kg
+        if spoken.openers and "/" in word and word.partition("/")[0] in [*spoken.units, *amounts.CODES]:  # mg/kg
             return True
         if word.startswith(tuple("€$£¥₽₩₹")):
             word = word.partition("/")[0]  # €/kg
@@ -105,7 +105,7 @@ class Numbers:
         """Is the word a currency, a sign or an abbreviation that a number may follow?"""
         if word.lstrip("([\"'“„‘") in self.spoken.openers or self.spoken.begins(word):
             return True
-        return bool(re.fullmatch(rf"{currency.SIGN}|{currency.CODE}", word))
+        return bool(re.fullmatch(rf"{amounts.SIGN}|{amounts.CODE}", word))
 
     def _apart(self, say: Say, found: re.Match[str]) -> str:
         """What to say, with blanks between its words and adjacent letters, if the language uses blanks."""
@@ -123,10 +123,10 @@ class Numbers:
     def _names(self, rule: Rules) -> None:
         """What no rule may take apart: a number in the name of a thing."""
         rule("CILVX", r"^([(\[\"'“„«]?)([IVXLC]{1,9}(?:er|re)?)(\.?)(?!\w)", self._roman)
-        rule(":", r"(?<![\w.,])\d{1,3}(?::\d\d){2}[.,]\d{1,9}(?![\w:])", lambda f: keep(f[0]))
-        rule("°", r"(?<![\w.,])\d{1,3} ?° ?\d{1,2} ?['’′](?: ?\d{1,2} ?[\"”″])?", lambda f: keep(f[0]))
-        rule("k", r"(?<![\w.,])401\(?k\)?(?!\w)", lambda f: keep(f[0]))
-        rule("-:", rf"(?<![\w.:-])(?:{HARDWARE})(?![\w:]|-\d)", lambda f: keep(f[0]))
+        rule(":", r"(?<![\w.,])\d{1,3}(?::\d\d){2}[.,]\d{1,9}(?![\w:])", keep)
+        rule("°", r"(?<![\w.,])\d{1,3} ?° ?\d{1,2} ?['’′](?: ?\d{1,2} ?[\"”″])?", keep)
+        rule("k", r"(?<![\w.,])401\(?k\)?(?!\w)", keep)
+        rule("-:", rf"(?<![\w.:-])(?:{HARDWARE})(?![\w:]|-\d)", keep)
 
     def _roman(self, found: re.Match[str]) -> str | None:
         said = figures.roman(self.spoken, found[2], self.spoken.around.before)

@@ -19,19 +19,13 @@ _HALF = re.compile(r"(?:^|[^\d/])1/2$")
 _ROMAN = r"[IVXL]{1,8}"
 
 
-def feminine_ordinal(said: str) -> str:
-    return " ".join(re.sub("o$", "a", word) for word in said.split())
-
-
-def behind_millions(words: str) -> tuple[str, str]:
-    """A number's words up to the last that counts millions, and those behind, which agree with a noun."""
-    start = max((found.end() for found in re.finditer(r"\b(?:mi|bi|tri)l[lh]\w+ ", words)), default=0)
-    return words[:start], words[start:]
-
-
 class Romance(European):
-    feminine_ends: re.Pattern[str]  # of nouns in either number
-    masculine_ends: re.Pattern[str]
+    hour_gender = "f"
+
+    def __init__(self, code: str):
+        super().__init__(code)
+        ends = (rf"(?:{'|'.join(self.words(f'{gender}_ends'))})$" for gender in ("feminine", "masculine"))
+        self.feminine_ends, self.masculine_ends = map(re.compile, ends)  # of nouns in either number
 
     # ---------------------------------------------------------------- genders
 
@@ -99,21 +93,18 @@ class Romance(European):
             return said
         before, labels = self.around.word_before(found), self.words("labels")
         if before in labels or before.rstrip(".") + "." in labels:
-            return self.as_name(said)
+            return self.changed(said, "labelled")
         if before in _YEAR_AFTER and re.fullmatch(r"1[1-9]\d\d|20\d\d", found[0]):
             return said
         noun = self.noun(found)
         each = " cada " in found.string[found.end() : found.end() + 9]
         known = self.gender_at(noun, before, value, value == "1" and not in_range and not each)
-        if int(value) and int(value) % 10**6 == 0 and self.takes_of(noun, known):
+        takes_of = noun in self.words("many") if self.words("many") else known
+        if int(value) and int(value) % 10**6 == 0 and takes_of:
             return f"{said} {self.of_noun(noun)}"
         if known:
             return self.agreed(said, value, noun, known)
-        return keep(found[0]) if not in_range and self._may_be_noun(noun) and self.is_open(value, noun, said) else said
-
-    def as_name(self, said: str) -> str:
-        """A number behind "page" or the like."""
-        return said
+        return keep(found) if not in_range and self._may_be_noun(noun) and self.is_open(value, noun, said) else said
 
     def gender_at(self, noun: str, before: str, value: str, is_one: bool) -> str:
         """The gender of the noun behind a number, also by the word before."""
@@ -127,16 +118,12 @@ class Romance(European):
             return "f" if before in _FEMININE_BEFORE else "m" if noun and before in _MASCULINE_BEFORE else ""
         return known
 
-    def takes_of(self, noun: str, known: str) -> bool:
-        """Does whole millions' noun have a preposition before it?"""
-        return bool(known)
-
     def of_noun(self, noun: str) -> str:
         return self._data["of"].rstrip()
 
     def agreed(self, said: str, value: str, noun: str, known: str) -> str:
         """A number before a noun of this gender."""
-        return self.feminine(said) if known == "f" else said
+        return self.inflected(said, known)
 
     def _may_be_noun(self, noun: str) -> bool:
         return noun.islower() and bool(_WORD.fullmatch(noun)) and noun not in self.words("others")
@@ -149,11 +136,11 @@ class Romance(European):
 
     def ordinal_at(self, found: re.Match[str]) -> str | None:
         said = self.ordinal(found[1])
-        return feminine_ordinal(said) if found[0][-1] in "ªa" else self.shortened(said, found[0])
+        return self.feminine_ordinal(said) if found[0][-1] in "ªa" else self.shortened(said, found[0])
 
     def shortened(self, said: str, written: str) -> str:
-        """An ordinal before a masculine noun, if it is written so."""
-        return said
+        """An ordinal before a masculine noun, if it is written so: 3er"""
+        return self.changed(said, "shortened_ordinals") if written.endswith("er") else said
 
     def own(self, rule: Rules) -> None:
         self._centuries(rule)
@@ -193,11 +180,11 @@ class Romance(European):
         number, noun = found[1], found[2]
         kind = self.gender(noun)
         if not kind or (self.code == "it" and number == "1"):
-            return keep(found[0]) if kind else None
+            return keep(found) if kind else None
         words = self.cardinal(number)
         if number == "1":
             noun, words = self.singular(noun), self.one[kind]
-        words = self.feminine(words) if kind == "f" else words
+        words = self.inflected(words, "f") if kind == "f" else words
         return f"{words} {noun} {self.table('and_half')[kind]}"
 
     def _half(self, found: re.Match[str]) -> str | None:
@@ -205,7 +192,7 @@ class Romance(European):
         if before in ("un", "una", "um", "uma", "une") or before[-1:].isdigit():
             return None
         if before in ("an", "ans", "heure", "heures", "jours", "mois", "años", "anos", "anni"):
-            return keep(found[0])
+            return keep(found)
         kind = self.gender(self.around.word_after(found))
         return Kept(self.table("half")[kind]) if kind else None
 
@@ -222,7 +209,7 @@ class Romance(European):
         if noun in ("con", "com", "per", "por", "para", "nord", "sud", "est", "norte", "sur", "sul", "celsius"):
             return None
         said = self.ordinal(found[1])
-        return feminine_ordinal(said) if kind == "f" else self.shortened(said, f"{found[1]}er")
+        return self.feminine_ordinal(said) if kind == "f" else self.shortened(said, f"{found[1]}er")
 
     # ---------------------------------------------------------------- centuries
 
@@ -261,4 +248,4 @@ class Romance(European):
         if not kind or not 0 < number_of(found[1]) < 40:
             return None
         said = self.ordinal(str(number_of(found[1])))
-        return self.shortened(feminine_ordinal(said) if kind == "f" else said, "er")
+        return self.shortened(self.feminine_ordinal(said) if kind == "f" else said, "er")

@@ -48,9 +48,9 @@ class Kept(str):
     """Text that no later rule may read."""
 
 
-def keep(text: str) -> Kept:
-    """The text as it stands, with its digits hidden from later rules."""
-    return Kept(_DIGIT.sub(lambda digit: chr(_HIDDEN + int(digit[0])), text))
+def keep(found: re.Match[str]) -> Kept:
+    """The text of a match as it stands, with its digits hidden from later rules."""
+    return Kept(_DIGIT.sub(lambda digit: chr(_HIDDEN + int(digit[0])), found[0]))
 
 
 def uncover(text: str) -> str:

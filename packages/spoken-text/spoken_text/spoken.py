@@ -2,35 +2,31 @@
 
 import re
 import threading
-import tomllib
 from decimal import Decimal
-from functools import cache, cached_property
+from functools import cached_property
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from spoken_text import currency
 from spoken_text.errors import LanguageError
 from spoken_text.languages import NAMES, primary_subtag
 from spoken_text.rule import Around, Rules, ends_of, initials
+from spoken_text.tables import table_of
 
 try:
     from num2words import num2words
 except ModuleNotFoundError:  # it is under the LGPL, so everything but normalize="auto" works without it
     num2words = None
 
-LANGUAGES = {
-    "english": "en", "german": "de", "french": "fr", "spanish": "es", "italian": "it", "portuguese": "pt",
-    "russian": "ru", "chinese": "zh", "japanese": "ja", "korean": "ko",
-}  # fmt: skip
+LANGUAGES = {NAMES[code]: code for code in ("en", "de", "fr", "es", "it", "pt", "ru", "zh", "ja", "ko")}
 """Languages whose numbers are read, by the names of languages.py -> their folder."""
-_MARKS = ("decimal", "groups", "point", "minus", "plus", "dot", "at", "to", "date")
 MOST_DIGITS = 15  # a number of more digits is said digit by digit
+_MILLIONS = re.compile(r"\b(?:mi|bi|tri)l[lh]\w+ ")
 
 
 class Spoken:
-    """A language. What `words.toml` in its folder says are its words; README.md explains them. A subclass in `rules.py`
-    of the same folder has what the language says in its own way, and the rules that no other language has."""
+    """A language. What `words.toml` in its folder says are its words; README.md explains them. The lines before its
+    lists become attributes. A subclass in `rules.py` of the same folder has what the language says in its own way, and
+    the rules that no other language has."""
 
     decimal: str  # the mark before a number's decimals
     groups: str  # the marks that a number may have between its groups of digits
@@ -41,23 +37,37 @@ class Spoken:
     at: str
     to: str  # said between the ends of a range
     date: str  # order and mark of a date in digits, such as "mdy/"
+    ratio_to: str  # said for the colon of 2:1
+    clock: list[str]  # a time on the hour, for 1 and for others; the same with minutes
     units: dict[str, list[str]]  # written form -> spoken forms, "f" behind feminine ones
     number = ""  # said for "#" before a number
+    comma = ""  # said for a decimal comma, if it differs from `point`
     one: dict[str, str] = {}  # the number 1 before a noun, by the noun's gender "m" or "f"
     joined = False  # there is no blank between a number and its noun
     blank = " "  # between the words of a number, and around `dot`
+    pause = ", "  # between the groups of a telephone number
+    range_of = range_of_counts = ""  # how a range is said, if not with `to` between blanks; the same without units
+    zero_of = ""  # said before a minute or second below 10
+    dialect = ""  # num2words' name for the numbers, if it is not the language's code
+    counted_years = False  # a year is said as a count
+    ordinal_kings = 99  # kings up to this number have an ordinal
+    many_forms = 2  # how many forms a noun has behind numbers
+    plural_from = scales_from = 0  # numbers from here on have a noun in the plural, a power of ten; 0: all but 1
+    part_gender = scale_gender = hour_gender = "m"  # of fractions, powers of ten and hours
+    ordinal_ends = clock_end = ""  # regular expressions: behind an ordinal's digits, behind a time such as 14:30
+    duration_units = ("h", "min", "s")
     openers: frozenset[str] = frozenset()  # words and signs that wait for the number behind them
     followers: frozenset[str] = frozenset()  # words and signs that belong to the number before them
-    following: frozenset[str] = frozenset()  # Chinese and Japanese characters for which a number waits
 
     def __init__(self, code: str):
         self.code = code  # as num2words has it
         self.around = Around()
         self.reader: Any = None  # `numbers.Numbers`, once it is made
-        self._data = data_of(code)
-        for name in ("units", "number", "one", "joined", "blank", *_MARKS):
-            if name in self._data:
-                setattr(self, name, self._data[name])
+        self._data = table_of(f"{code}/words")
+        vars(self).update({name: words for name, words in self._data.items() if not isinstance(words, dict)})
+        self.units, self.one = self._data["units"], self.table("one")
+        self.following = frozenset(self._data.get("following", ""))  # characters for which a number waits
+        self.currencies = table_of("shared")["currency_signs"] | self.table("currency_signs")
         self.months = tuple(self._data["lists"].get("months", "").split())
         self._lists = {name: frozenset(words.split()) for name, words in self._data["lists"].items()}
 
@@ -195,38 +205,43 @@ class Spoken:
         said = self.digits(whole) if by_digits else self.whole(int(whole))
         if not decimals:
             return said
-        return self.blank.join((said, self.point_of(mark), self.digits(decimals)))
+        return self.blank.join((said, (mark == "," and self.comma) or self.point, self.digits(decimals)))
 
     def whole(self, number: int) -> str:
         """A whole number in words."""
-        return num2words(number, lang=self.code)
+        return self.changed(num2words(number, lang=self.dialect or self.code), "corrections")
 
-    def point_of(self, mark: str) -> str:
-        """What is said for a decimal mark."""
-        return self.point
+    def changed(self, words: str, table: str) -> str:
+        """Words whose parts are replaced as a table says, which has regular expressions."""
+        for part, instead in self.table(table).items():
+            words = re.sub(part, instead, words)
+        return words
 
     def digits(self, digits: str) -> str:
         """The digits in words, one by one."""
         return self.blank.join(num2words(int(digit), lang=self.code) for digit in digits)
 
     def ordinal(self, number: str, **inflection: str) -> str:
-        return num2words(int(number), lang=self.code, to="ordinal", **inflection)
+        known = self.table("ordinals").get(number)
+        return known or num2words(int(number), lang=self.code, to="ordinal", **inflection)
+
+    def feminine_ordinal(self, said: str) -> str:
+        return " ".join(self.changed(word, "feminine_ordinals") for word in said.split())
 
     def year(self, year: str) -> str:
-        """A year in num2words' form. Some languages say the plain number."""
-        return self.cardinal(year) if len(year) > 4 else num2words(int(year), lang=self.code, to="year")
-
-    ordinal_ends = ""
-    """A regular expression for what is written behind the digits of an ordinal."""
+        """A year in num2words' form, or as a count."""
+        if self.counted_years or len(year) > 4:
+            return self.cardinal(year)
+        return num2words(int(year), lang=self.code, to="year")
 
     def ordinal_at(self, found: re.Match[str]) -> str | None:
         """The ordinal whose digits are the match's first group."""
         return self.ordinal(found[1])
 
     def king(self, number: str, is_queen: bool) -> str:
-        """The ordinal behind a king's or a queen's name."""
-        said = self.ordinal(number)
-        return re.sub("o$", "a", said) if is_queen else said
+        """The number behind a king's or a queen's name."""
+        said = self.ordinal(number) if int(number) <= self.ordinal_kings else self.cardinal(number)
+        return self.feminine_ordinal(said) if is_queen else said
 
     @cached_property
     def declined_kings(self) -> dict[str, tuple[str, str]]:
@@ -236,19 +251,17 @@ class Spoken:
 
     def dialled(self, written: str) -> str:
         """A telephone number, digit by digit, with a pause between the groups."""
-        return self._data.get("pause", ", ").join(map(self.digits, re.findall(r"\d+", written)))
+        return self.pause.join(map(self.digits, re.findall(r"\d+", written)))
 
     def ratio(self, found: re.Match[str]) -> str:
         """2:1"""
-        return self.blank.join((self.cardinal(found[1]), self._data["ratio"], self.cardinal(found[2])))
+        return self.blank.join((self.cardinal(found[1]), self.ratio_to, self.cardinal(found[2])))
 
     def part(self, top: int, bottom: int) -> str | None:
         """A fraction; None if it has no name."""
         if not (forms := self.table("fractions").get(str(bottom))):
             return None
         return f"{self.before_noun(self.cardinal(str(top)), str(top), self.part_gender)} {forms[-1 if top > 1 else 0]}"
-
-    part_gender = "m"
 
     def with_part(self, whole: str, part: str, is_half: bool) -> str:
         """A whole number and a fraction."""
@@ -282,29 +295,22 @@ class Spoken:
         if self.joined:
             return self.before_scale(value) + forms[0]
         number = self.before_noun(self.said(written), value, self.scale_gender)
-        form = scale if scale in forms and self.one else forms[min(self.scale_form(value), len(forms) - 1)]
+        many = self.form(value, self.scales_from or self.plural_from)
+        form = scale if scale in forms and self.one else forms[min(many, len(forms) - 1)]
         return f"{number} {form}"
-
-    scale_gender = "m"
 
     def before_scale(self, value: str) -> str:
         """A number before a power of ten, in languages without blanks."""
-        return self.cardinal(value)
-
-    def scale_form(self, value: str) -> int:
-        """As `form`, for a power of ten."""
-        return self.form(value)
+        return self.table("before_scales").get(value) or self.cardinal(value)
 
     def below_zero(self, sign: str | None) -> str:
         """What is said before a number with this sign."""
         return (self.minus + ("" if self.joined else " ")) if sign else ""
 
-    def range(self, first: str | None, last: str | None) -> str | None:
+    def range(self, first: str | None, last: str | None, form: str = "") -> str | None:
         """A range of what is words already; None if one of its ends is missing."""
-        return f"{first}{self.blank}{self.to}{self.blank}{last}" if first and last else None
-
-    def range_of_counts(self, first: str, last: str) -> str | None:
-        return self.range(first, last)
+        said = form or self.range_of or f"{{}}{self.blank}{self.to}{self.blank}{{}}"
+        return said.format(first, last) if first and last else None
 
     # ---------------------------------------------------------------- numbers before nouns
 
@@ -338,9 +344,10 @@ class Spoken:
         """The same for a number as it is written."""
         return self.counted(self.value(written), unit, mark_of(written))
 
-    def form(self, value: str) -> int:
+    def form(self, value: str, plural_from: int | None = None) -> int:
         """Index of the noun's form for a number: 0 for singular, then the others."""
-        return int(value != "1")
+        least = self.plural_from if plural_from is None else plural_from
+        return int(float(value) >= least) if least else int(value != "1")
 
     def before_noun(self, words: str, value: str, gender: str) -> str:
         """A number as it is before a noun of this gender, "m" or "f"."""
@@ -348,15 +355,12 @@ class Spoken:
             return words
         if value == "1" and self.one:
             return self.one[gender]
-        return self.feminine(words) if gender == "f" else self.masculine(words)
+        return self.inflected(words, gender)
 
-    def masculine(self, words: str) -> str:
-        """A number of more than 1 as it is before a masculine noun."""
-        return words
-
-    def feminine(self, words: str) -> str:
-        """A number as it is before a feminine noun."""
-        return words
+    def inflected(self, words: str, gender: str) -> str:
+        """A number of more than 1 as it is before a noun of this gender. What counts millions stays as it is."""
+        start = max((found.end() for found in _MILLIONS.finditer(words)), default=0)
+        return words[:start] + self.changed(words[start:], f"before_{gender}")
 
     # ---------------------------------------------------------------- money
 
@@ -382,18 +386,14 @@ class Spoken:
         coins = f"{self.before_noun(self.cardinal(hundredths), hundredths, 'm')} {small[self.form(hundredths)]}"
         return f"{said}{self._data.get('and_cents', ', ')}{coins}" if int(whole) else coins
 
-    def currency(self, sign: str) -> str:
-        """The code of a currency's sign; empty if the sign may be one of several."""
-        return currency.SIGNS.get(sign, sign)
-
     def many(self, sign: str) -> str:
         """A currency's name behind a large number, with the word that links it; empty if there is none."""
         forms, _, _ = self.forms_of(sign)
-        return self._data.get("of", "") + forms[-1] if forms else ""
+        return self.changed(self._data.get("of", "") + forms[-1], "many_of_money") if forms else ""
 
     def forms_of(self, sign: str) -> tuple[list[str], str, list[str]]:
         """A currency's forms, gender and the forms of its hundredth, from our table or from num2words."""
-        name = self.currency(sign)
+        name = self.currencies.get(sign, sign)  # empty if the sign may be one of several
         if row := self.table("currencies").get(name):
             names = plain(row)
             count = 1 if self.joined else self.many_forms
@@ -409,9 +409,6 @@ class Spoken:
         forms = [half.partition(" ")[2] for half in halves]
         return forms[::2], "f" if halves[0].startswith("una ") else "m", forms[1::2]
 
-    many_forms = 2
-    """How many forms a noun has behind numbers."""
-
     def amount(self, sign: str, written: str, scale: str | None) -> str | None:
         """An amount of money as it is written; None if the language lacks the currency or the scale."""
         sign = sign.rstrip(".") if sign != "Fr." else sign
@@ -423,10 +420,6 @@ class Spoken:
         return words + ("" if self.joined else " ") + many if words and many else None
 
     # ---------------------------------------------------------------- dates and times
-
-    clock_end = ""
-    """A regular expression for what may stand behind a time such as 14:30."""
-    duration_units = ("h", "min", "s")
 
     def lasting(self, value: str, unit: str) -> str | None:
         """A part of a duration."""
@@ -444,7 +437,10 @@ class Spoken:
 
     def at_time(self, hour: str, minute: str, half: str = "") -> str:
         """A time in words. `half` is "AM", "PM" or nothing."""
-        raise NotImplementedError
+        value, minutes = str(int(hour)), str(int(minute))
+        hours = self.before_noun(self.cardinal(value), value, self.hour_gender)
+        said = self.clock[min(self.form(value), 1) + (2 if int(minute) else 0)]
+        return said.format(hours, (self.zero_of if int(minute) < 10 else "") + self.cardinal(minutes))
 
 
 def mark_of(written: str) -> str:
@@ -462,26 +458,15 @@ def gender_of(forms: list[str]) -> str:
     return "f" if forms[-1] == "f" else "m"
 
 
-@cache
-def data_of(code: str) -> dict[str, Any]:
-    """The words of a language, read once."""
-    return tomllib.loads((Path(__file__).parent / code / "words.toml").read_text(encoding="utf-8"))
-
-
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.made: dict[str, Spoken] = {}
-
-
-_OF_THREAD = _OfThread()
+_of_thread = threading.local()
 
 
 def spoken_in(language: str) -> Spoken:
     """A language of `LANGUAGES`, made once a thread: its rules use what stands around the phrase that it reads."""
-    code = LANGUAGES[language]
-    if code not in _OF_THREAD.made:
-        _OF_THREAD.made[code] = import_module(f"spoken_text.{code}.rules").Language(code)
-    return _OF_THREAD.made[code]
+    made, code = vars(_of_thread), LANGUAGES[language]
+    if code not in made:
+        made[code] = import_module(f"spoken_text.{code}.rules").Language(code)
+    return made[code]
 
 
 def language_name(language: str | None) -> str | None:

@@ -62,24 +62,17 @@ def spoken_texts(front_end: TextFrontEnd, text: str | SpokenText, reading: Readi
 
 def _around_pauses(parts: list[str | Pause]) -> list[SpokenText]:
     """What a front end made of a text, with the silence around each text. Empty if there is nothing to speak."""
-    texts: list[tuple[str, float]] = []  # each with the pause before it
-    pause_s = 0.0
+    texts, gaps = [], [0.0]  # the pauses before the texts and behind the last one
     for part in parts:
         if isinstance(part, Pause):
-            pause_s += part.seconds
+            gaps[-1] += part.seconds
         elif part.strip():
-            texts.append((part, pause_s))
-            pause_s = 0.0
-    if len(texts) > 1 or pause_s or texts and texts[0][1]:  # white space means nothing next to a pause
-        texts = [(text.strip(), before_s) for text, before_s in texts]
-    gaps = [*(before_s for _, before_s in texts), pause_s]
-    return [
-        SpokenText(
-            text,
-            before_s,
-            after_s=pause_s if n == len(texts) else 0.0,
-            ends_at_pause=gaps[n] > 0,
-            begins_at_pause=n > 1 and before_s > 0,
-        )
-        for n, (text, before_s) in enumerate(texts, 1)
+            texts.append(part)
+            gaps.append(0.0)
+    if len(texts) > 1 or any(gaps):  # white space means nothing next to a pause
+        texts = [text.strip() for text in texts]
+    said = [
+        SpokenText(text, before_s, ends_at_pause=after_s > 0, begins_at_pause=n > 0 and before_s > 0)
+        for n, (text, before_s, after_s) in enumerate(zip(texts, gaps, gaps[1:], strict=False))
     ]
+    return [*said[:-1], replace(said[-1], after_s=gaps[-1])] if said else []

@@ -14,8 +14,16 @@ FIRST_MARK = "\U00100000"
 _CJK = re.compile("[\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff9f\U00020000-\U000323af]")
 
 
+def check_text(text: object) -> None:
+    """Raises TextError: it is no string."""
+    if not isinstance(text, str):
+        raise TextError(f"text must be a string, got {type(text).__name__}")
+
+
 class Stage(ABC):
     """Text in, text out. A step sees one character at a time and never sees where a piece ended."""
+
+    _held = ""  # text that waits for what follows
 
     @abstractmethod
     def feed(self, character: str) -> str:
@@ -23,17 +31,22 @@ class Stage(ABC):
 
     def end(self) -> str:
         """End the text, and return what was held back."""
-        return ""
+        held, self._held = self._held, ""
+        return held
 
     def settle(self) -> str:
         """A sentence has ended: return what the next character could have changed. An open construct, such as a tag or
         a code block, stays open."""
         return self.end()
 
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is held back or open."""
+        return not self._held
+
     def push(self, piece: str) -> str:
         """Take a piece of any length, and return what is now final. Raises TextError: it is no string."""
-        if not isinstance(piece, str):
-            raise TextError(f"text must be a string, got {type(piece).__name__}")
+        check_text(piece)
         return "".join(map(self.feed, piece))
 
 

@@ -31,7 +31,6 @@ class Tags(Stage):
     such as "&amp;" become what they mean. A "<" that begins no tag stays."""
 
     def __init__(self):
-        self._held = ""
         self._until: re.Pattern | None = None  # matches the end of the part that is left out
         self._tail = ""  # the end of that part so far
 
@@ -93,11 +92,7 @@ class Tags(Stage):
     @property
     def at_rest(self) -> bool:
         """No tag may have begun, and nothing is left out."""
-        return not (self._held or self.silent)
-
-    def end(self) -> str:
-        given, self._held = self._held, ""
-        return given
+        return super().at_rest and not self.silent
 
     def settle(self) -> str:
         return "" if _BEGINS_TAG.match(self._held) else self.end()

@@ -5,6 +5,10 @@ import random
 import secrets
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("patient")  # no test fails because the machine is busy
+settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)

@@ -43,7 +43,7 @@ def test_numbers_are_read_in_the_language_of_the_text_however_it_is_cut(written,
 
 @pytest.mark.parametrize("language, languages", [("german", None), (None, ("auto", "german"))])
 def test_where_the_language_is_known_nothing_waits(language, languages, monkeypatch):
-    monkeypatch.setattr(finder, "_all_languages", None)  # it is not even loaded
+    monkeypatch.setattr(finder, "_statistics", None)  # it is not even loaded
     front_end = TextFrontEnd(language, "auto", languages=languages)
     front_end.load()
     stream = front_end.stream()
@@ -132,7 +132,7 @@ def test_only_what_the_model_and_the_normalizer_know_is_found():
     assert Candidates.of(()) == Candidates.of(("auto",)) == Candidates.of(None)
     assert language_of("We bought five apples.", Candidates(("english",), ("xx",))) == "english"
     english = Candidates.of(("english", "chinese"))
-    assert language_of("Hm.", english) == "english" and not english.need_statistics
+    assert language_of("Hm.", english) == "english"
 
 
 def test_entries_of_a_lexicon_for_one_language_follow_the_text(caplog):

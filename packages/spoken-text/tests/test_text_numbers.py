@@ -192,7 +192,7 @@ FRAGMENTS = [
 TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=16).map("".join)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(text=TEXTS, language=LANGUAGE, cuts=st.lists(st.integers(0, 60), max_size=6))
 def test_numbers_in_pieces_are_read_as_in_the_whole_text(text, language, cuts):
     bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
@@ -200,7 +200,7 @@ def test_numbers_in_pieces_are_read_as_in_the_whole_text(text, language, cuts):
     assert in_pieces(NormalizerStream(language), pieces) == normalized(language, text)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(text=TEXTS, language=LANGUAGE)
 def test_digits_that_stay_keep_their_order(text, language):
     """And none is there twice: what is left is what was written without what was read."""
@@ -210,7 +210,7 @@ def test_digits_that_stay_keep_their_order(text, language):
     assert all(digit in written for digit in left), left
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(first=st.integers(200, 999), second=st.integers(200, 999), last=st.integers(1, 9998), language=LANGUAGE)
 def test_a_telephone_number_has_a_word_for_each_digit(first, second, last, language):
     spoken = spoken_in(language)
@@ -222,7 +222,7 @@ def test_a_telephone_number_has_a_word_for_each_digit(first, second, last, langu
         assert sum(word in words for word in re.findall(r"\w+", said)) == 11
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(number=st.integers(1_000_000, 999_999_999), language=LANGUAGE)
 def test_groups_of_digits_are_one_number_whatever_their_marks(number, language):
     said = normalized(language, str(number))
@@ -235,7 +235,7 @@ def test_groups_of_digits_are_one_number_whatever_their_marks(number, language):
             assert normalized(language, written) == said, written
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(tenths=st.integers(11, 9999).filter(lambda n: n % 10), scale=st.sampled_from(["M", "B"]))
 def test_a_scale_takes_its_decimals_with_it(tenths, scale):
     value = f"{tenths // 10}.{tenths % 10}"

@@ -6,9 +6,9 @@ import pytest
 from num2words import num2words
 
 from spoken_text.normalize import NormalizerStream
+from spoken_text.spoken import spoken_in
 from spoken_text.stage import LONGEST_HELD
 from spoken_text.words import LONGEST_WORD
-from spoken_text.zh.rules import cardinal, digits
 
 
 def normalized(language: str | None, text: str) -> str:
@@ -315,6 +315,7 @@ def generated() -> list[tuple[str, str, str, str]]:
         rows += [("money", language, *money_row(language, amount, sign)) for amount in AMOUNTS for sign in SIGNS]
         for unit, plural in UNITS[language].items():
             rows += [("unit", language, f"{n} {unit}", f"{num2words(n, lang=code)} {plural}") for n in (2, 12, 90)]
+    cardinal, digits = spoken_in(ZH).whole, spoken_in(ZH).digits
     for n in COUNTS:
         said = cardinal(n)
         rows.append(("count", ZH, f"有{n}个", f"有{said if n != 2 else '两'}个"))

@@ -79,7 +79,7 @@ def of_front_end(front_end: TextFrontEnd):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(cut=texts_in_pieces(), language=LANGUAGE)
 def test_pieces_give_what_the_whole_text_gives(stage, cut, language):
     (text, pieces), (of_whole, stream) = cut, STAGES[stage](language)
@@ -92,14 +92,14 @@ def test_pieces_give_what_the_whole_text_gives(stage, cut, language):
 # ---------------------------------------------------------------- the normalizer
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=TEXTS, language=LANGUAGE)
 def test_what_has_no_words_is_nothing(text, language):
     whole = normalized(language, text)
     assert not whole or any(character.isalnum() for character in whole)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(), language=LANGUAGE)
 def test_any_text_is_taken(text, language):
     said = normalized(language, text)
@@ -114,7 +114,7 @@ _MARKED = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(words=st.lists(_MARKED, min_size=1, max_size=12), language=LANGUAGE)
 def test_text_without_digits_symbols_and_markup_comes_through_untouched(words, language):
     text = " ".join(words)
@@ -124,7 +124,7 @@ def test_text_without_digits_symbols_and_markup_comes_through_untouched(words, l
 _ODD = "Mr. Dr. e.g am pm XIV km kg. a I No. Jan. may USD co-op it's NaN www Ünï Да".split()
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     words=st.lists(st.sampled_from(_ODD) | _MARKED | st.text("abcXYZ.,-' \n0#*é²½", max_size=8), max_size=10),
     language=LANGUAGE,
@@ -196,7 +196,7 @@ def test_a_mark_is_no_text():
 # ---------------------------------------------------------------- the lexicon
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(words=st.lists(st.sampled_from("New|new| |York|sql|SQL|_|'s|-|and|Mai|é|在日".split("|"))))
 def test_what_the_lexicon_may_not_change_it_does_not(words):
     text = "".join(words)
@@ -436,7 +436,7 @@ def test_what_a_sentence_leaves_open_goes_on_in_the_next(sentences, spoken):
     assert [[part for part in parts if part] for parts in said] == spoken
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(words=st.lists(_MARKED, min_size=1, max_size=12), cuts=st.sets(st.integers(1, 11)))
 def test_prose_stays_as_it_is_however_it_is_cut_into_sentences(words, cuts):
     assume(all(any(c.isalnum() for c in word) for word in words))

@@ -3,42 +3,14 @@
 import re
 
 from spoken_text.european import number_of
-from spoken_text.romance import Romance, behind_millions
+from spoken_text.romance import Romance
 from spoken_text.rule import Rules
 
 _ROMAN = re.compile(r"([IVX]{2,8}|[VX]|I(?=er|re|ʳᵉ|ᵉʳ))(er|re|e|i?èmes?|ʳᵉ|ᵉʳ|ᵉ)")
-_ARTICLES = frozenset("le la les ce cette au aux du des en un une et à".split())
-_NAMED = frozenset("siècle siècles république empire arrondissement congrès dynastie régiment".split())
 _VOWELS = tuple("aeiouyéèêœh")
 
 
 class Language(Romance):
-    feminine_ends = re.compile(
-        r"(?:[ts]ions?|xions?|aisons?|ettes?|ences?|ances?|esses?|ures?|ités?|ières?|ées?|ades|trices?|euses?)$"
-    )
-    masculine_ends = re.compile(
-        r"(?:isme?s?|ments?|eaux?|oirs?|iers?|eurs?|ants?|ents?|[^e]ls?|ons?|ins?|ards?|ets?|ois)$"
-    )
-    ordinal_ends = r"(?:er|re|ère|e|ème|eme|ième|nd|nde|d|ers|res|ères|es|èmes|ᵉ|ᵉʳ|ʳᵉ)(?!\w)"
-    clock_end = r"(?: ?(?:h|heures)\b)?"
-    money_words = frozenset(["fr."])
-
-    def feminine(self, words: str) -> str:
-        head, tail = behind_millions(words)
-        return head + re.sub("un$", "une", tail)
-
-    def form(self, value: str) -> int:
-        return int(float(value) >= 2)
-
-    def many(self, sign: str) -> str:
-        said = super().many(sign)
-        return f"d'{said[3:]}" if said[3:4] in tuple("aeiouy") else said
-
-    def at_time(self, hour: str, minute: str, half: str = "") -> str:
-        hours = self.before_noun(self.cardinal(str(int(hour))), str(int(hour)), "f")
-        minutes = self.cardinal(str(int(minute))) if int(minute) else ""
-        return f"{hours} {'heure' if int(hour) < 2 else 'heures'} {minutes}".strip()
-
     def ordinal_at(self, found: re.Match[str]) -> str | None:
         number, end = found[1], found[0].lstrip("0123456789")
         many, end = "s" if end[-1] == "s" else "", end.removesuffix("s")
@@ -48,16 +20,8 @@ class Language(Romance):
             return ("seconde" if end == "nde" else "second") + many if number == "2" else None
         return self.ordinal(number) + many
 
-    def king(self, number: str, is_queen: bool) -> str:
-        if number == "1":
-            return "première" if is_queen else "premier"
-        return self.cardinal(number)
-
     def holds_noun(self, word: str, held: str) -> bool:
         return held.endswith("000") and word.startswith(_VOWELS) and bool(self.gender(word))
-
-    def as_name(self, said: str) -> str:
-        return re.sub("(vingt|cent)s$", r"\1", said)
 
     def of_noun(self, noun: str) -> str:
         return "d'" if noun.startswith(_VOWELS) else "de"
@@ -84,7 +48,9 @@ class Language(Romance):
         """Le XIXe; alone, Xe may be a sign or a name."""
         words = self.around.word_before(found), self.around.word_after(found).lower()
         number = number_of(found[1])
-        if not number or not (len(found[1]) > 1 or words[0] in _ARTICLES or words[1] in _NAMED):
+        if not number or not (
+            len(found[1]) > 1 or words[0] in self.words("articles") or words[1] in self.words("numbered")
+        ):
             return None
         first = "première" if found[2][0] in "rʳ" else "premier"
         return first if number == 1 else self.ordinal(str(number))

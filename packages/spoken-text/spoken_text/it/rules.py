@@ -5,36 +5,20 @@ import re
 from spoken_text.romance import Romance
 from spoken_text.rule import Rules
 
-_CALLED = ("verde", "tel", "tel.", "telefono", "numero", "chiama", "chiamare", "chiamate")
-_ENDS = {"che": "ca", "ghe": "ga", "chi": "co", "ie": "ia", "e": "a"}
-
 
 class Language(Romance):
-    feminine_ends = re.compile(r"(?:zione|sione|tà|tudine|anza|enza)$")
-    masculine_ends = re.compile(r"(?:mento|tore|aggio)$")
-    ordinal_ends = r"\.?[ºª°]"
-    money_words = frozenset(("fr.", "l.", "lit."))
-
     def counted(self, value: str, unit: str, mark: str = "") -> str | None:
         return "un'ora" if value == "1" and unit in ("h", "ora") else super().counted(value, unit, mark)
 
-    def at_time(self, hour: str, minute: str, half: str = "") -> str:
-        hours = self.before_noun(self.cardinal(str(int(hour))), str(int(hour)), "f")
-        return f"{hours} e {self.cardinal(str(int(minute)))}" if int(minute) else hours
-
-    def range(self, first: str | None, last: str | None) -> str | None:
-        """dieci-quindici: with any word before it"""
-        return f"{first}-{last}" if first and last else None
-
     def singulars(self, word: str) -> list[str]:
-        found = [word, *(word.removesuffix(end) + single for end, single in _ENDS.items() if word.endswith(end))]
+        found = [
+            word,
+            *(word.removesuffix(end) + single for end, single in self.table("singulars").items() if word.endswith(end)),
+        ]
         return [*found, word[:-1] + "o", word[:-1] + "e", word + "o"] if word[-1] == "i" else found
 
     def holds_noun(self, word: str, held: str) -> bool:
         return held.lstrip("(") == "1" and word[:1] in tuple("aeiou") and self.gender(word) == "f"
-
-    def takes_of(self, noun: str, known: str) -> bool:
-        return noun in self.words("many")
 
     def agreed(self, said: str, value: str, noun: str, known: str) -> str:
         if value != "1":
@@ -49,17 +33,14 @@ class Language(Romance):
         hours = r"(?<![\w.,:/-])(\d\d?)\.([0-5]\d) ?[-–] ?(\d\d?)\.([0-5]\d)(?![\w]|[.,]\d)"
         rule(".", hours, lambda f: f"{self.at_time(f[1], f[2])}-{self.at_time(f[3], f[4])}")
         free = r"(?<![\w.,:/-])800 \d{3} \d{3}(?![\w]| \d|[.,]\d)"
-        rule(" ", free, lambda f: self.dialled(f[0]) if self.around.word_before(f) in _CALLED else None)
+        called = self.words("called")
+        rule(" ", free, lambda f: self.dialled(f[0]) if self.around.word_before(f) in called else None)
         rule("L", r"(?<!\w)L(?:it)?\. ?(\d{1,3}(?:\.\d{3})+)(?![\d/,])", self._lire)
         rule("", r"(?<![\w.,:/-])3\d\d[ -/]\d{6,7}(?![\w-]|[.,]\d)", lambda f: self.dialled(f[0]))
 
     def _lire(self, found: re.Match[str]) -> str:
         value = self.value(found[1])
         return f"{self.cardinal(value)} {'di ' if int(value) % 10**6 == 0 else ''}lire"
-
-    def products(self, rule: Rules) -> None:
-        rule("x", r"(?<=\d) x (?=\d)", lambda f: " per ")
-        rule("x", r"(?<![\w.,])(\d{1,4})x(?=\d{1,4}(?!\w))", lambda f: f"{f[1]} per ")
 
     def centuries_behind(self, chain: str, rule: Rules) -> None:
         rule("ILVX", rf"(?<!\w)({chain}) ?(sec(?:oli|olo|c?\.)(?!\w))?", self._century_behind)

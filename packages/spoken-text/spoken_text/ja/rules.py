@@ -9,28 +9,8 @@ _REPEATED = "日|人|月|時(?!間)"
 """Counters that change how the number is read: both ends of a range have them."""
 _MONEY = "円人個本枚台件名万億"
 
-_NAMED = re.compile(r"(?:番号|電話|内線|コード|暗証|口座|ID|エラー|ポート|HTTP) ?(?:は|が|:|：)? ?$")
-_ONE_THOUSAND = re.compile("(?<![一二三四五六七八九])千(?=[万億兆])")
-
 
 class Language(EastAsian):
-    is_measured = re.compile(r"(?:大さじ|小さじ|約|割合は?|確率は?|の)$")
-    behind_fraction = "カ合以"
-    behind_day = "にかまのはで（(〜～、"
-    dated_zeros = "月日号號時分秒"
-    weekdays = "月火水木金土日祝"
-    verbs = "はがをにで約低高温気比"
-
-    def __init__(self, code: str):
-        super().__init__(code)
-        self.following = frozenset(self._data["following"])
-
-    def whole(self, number: int) -> str:
-        return _ONE_THOUSAND.sub("一千", super().whole(number))
-
-    def before_scale(self, value: str) -> str:
-        return "一千" if value == "1000" else self.cardinal(value)
-
     def own(self, rule: Rules) -> None:
         number = self.pattern
         written = rf"(?<![\d.,，])\d{{1,3}}(?:，\d{{3}}){{1,4}}(?!，?\d)(?= ?[{_MONEY}])"
@@ -44,8 +24,11 @@ class Language(EastAsian):
 
         rule(",", r"(?<![\d.,])([1-9]),(?=[1-9](?:人|個|日|回|年|月|本|枚|台|匹|名|歳|度|件))", lambda f: f"{f[1]}、")
         # 10:00～ and 3,000円～ have no other end.
-        written = r"(?<=[\d円時分日月年人歳個%]) ?[～〜~]$"
-        rule("~〜～", written, lambda f: self.to if self.around.after not in ("～", "〜") else None)
+        rule(
+            "~〜～",
+            r"(?<=[\d円時分日月年人歳個%]) ?[～〜~]$",
+            lambda f: self.to if self.around.after not in ("～", "〜") else None,
+        )
 
         @rule("-", r"(?<![\w.,-])[1-9]\d{0,2}(?:-[1-9]\d{0,3}){2}(?![\w-])")
         def address(found: re.Match[str]) -> str | None:
@@ -57,27 +40,21 @@ class Language(EastAsian):
 
         @rule(".", r"(?<![\w.,])\.(\d{3})(?![\w.,])")
         def average(found: re.Match[str]) -> str | None:
-            named = zip(map(self.cardinal, found[1]), "割分厘", strict=True)
-            return (
-                "".join(map("".join, named))
-                if self.around.ahead(found).endswith("率") and "0" not in found[1]
-                else None
-            )
+            said = "{}割{}分{}厘".format(*map(self.cardinal, found[1]))
+            return said if self.around.ahead(found).endswith("率") and "0" not in found[1] else None
 
         @rule("-", r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/-])")
         def score(found: re.Match[str]) -> str | None:
             after = self.around.behind(found)[:1]
             if after in ("か", "ま") and found[2] != "0":  # 5-15から5-20まで
-                return keep(found[0])
-            is_score = self.around.ahead(found).endswith(("スコア", "試合", "スコアは")) or (
-                after in "でのと" and after and int(found[1]) >= int(found[2])
-            )
-            return f"{self.cardinal(found[1])}対{self.cardinal(found[2])}" if is_score else None
+                return keep(found)
+            named = self.around.ahead(found).endswith(("スコア", "試合", "スコアは"))
+            is_score = named or (after in tuple("でのと") and int(found[1]) >= int(found[2]))
+            return self.ratio(found) if is_score else None
 
-        def named(found: re.Match[str]) -> str | None:
-            return self.digits(found[0]) if _NAMED.search(self.around.ahead(found)) else None
-
-        rule("", r"(?<![\w.,/-])\d{3,20}(?![\w円]|[.,:/-]\d| \d)", named)
+        named = re.compile(rf"(?:{self.any_of('named')}) ?(?:は|が|:|：)? ?$")
+        written = r"(?<![\w.,/-])\d{3,20}(?![\w円]|[.,:/-]\d| \d)"
+        rule("", written, lambda f: self.digits(f[0]) if named.search(self.around.ahead(f)) else None)
 
         @rule("k", rf"(?<![\w.,])({number}) ?km/h")
         def speed(found: re.Match[str]) -> str:

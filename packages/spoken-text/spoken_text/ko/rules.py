@@ -19,25 +19,8 @@ def native(number: int) -> str:
 _DATE_GOES_ON = re.compile(r"(?<![\d.])(?:(?:19|20)\d\d|\d{1,2})\.$")
 """2024. 3. 5."""
 
-_DIALLED = re.compile(
-    r"(?:번호는?|우편번호는?|비밀번호는?|학번은?|사번은?|계좌는?|코드는?|핀번호는?|끝자리|자리|내선|오류|에러|"
-    r"포트)[:：]? ?$"
-)
-_SCORES = re.compile(
-    r"(?:으로|로|의)? ?(?:이겼|이기|승|패|졌|지고|꺾|제압|무승부|무|앞|역전|완승|완패|리드|비겼|비긴|물리|격파|눌렀|"
-    r"눌러|끝)"
-)
-
 
 class Language(EastAsian):
-    is_measured = re.compile(r"(?:의|약|전체|중|은|는) ?$")
-    behind_fraction = "컵큰작스이수정"
-    behind_day = "에부까("
-    dated_zeros = "월일시분초"
-    weekdays = "월화수목금토일"
-    verbs = "하"
-    following = frozenset("～〜")
-
     def __init__(self, code: str):
         super().__init__(code)
         self.ends = rf"(?=(?:{self.any_of('particles')}){{0,2}}(?![가-힣0-9]))"
@@ -47,18 +30,12 @@ class Language(EastAsian):
         """June and October drop a sound."""
         return super().on_date(year, month, day).replace("육월", "유월").replace("십월", "시월")
 
-    def hour(self, hour: int) -> str:
-        return f"{native(hour)} " if 1 <= hour <= 12 else self.cardinal(str(hour))
-
     def lasting(self, value: str, unit: str) -> str | None:
         number = native(int(value)) if unit == "h" and 0 < int(value) < 100 else self.cardinal(value)
         return number + {"h": " 시간", "min": "분", "s": "초"}[unit]
 
     def dialled(self, written: str) -> str:
         return super().dialled(written).replace("영", "공")
-
-    def range(self, first: str | None, last: str | None) -> str | None:
-        return f"{first}{self.to} {last}" if first and last else None
 
     def holds(self, word: str, held: str) -> bool:
         if held[-1] == "." and _DATE_GOES_ON.search(held) and word[:1].isdecimal():
@@ -90,7 +67,7 @@ class Language(EastAsian):
             """6·25 is said by its digits, and so are 1·2학년."""
             month, day = found[1], found[2]
             if found.string[found.end() :].startswith(("대", "%")) or day[0] == "0":
-                return keep(found[0])
+                return keep(found)
             whole = day in ("10", "20", "30") or (month == "12" and day == "12")
             return say(month) + (say(day) if whole else "".join(map(say, day)))
 
@@ -112,7 +89,8 @@ class Language(EastAsian):
             return f"{native(number) if number < 100 else say(found[1])} 번째" if 0 < number < 10**12 else None
 
         written = r"(?<![\w.,/-])\d{3,20}(?![\w]|[.,:/-]\d|[가-힣]?원)"
-        rule("", written, lambda f: self.dialled(f[0]) if _DIALLED.search(self.around.ahead(f)) else None)
+        dialled = re.compile(rf"(?:{self.any_of('dialled')})[:：]? ?$")
+        rule("", written, lambda f: self.dialled(f[0]) if dialled.search(self.around.ahead(f)) else None)
         emergency = r" ?(?:에 ?|로 ?)?(?:신고|구급|구조|종합|상황실|대원|소방|전화)"
 
         @rule("", rf"(?<![\w.,/-])11[0-9](?={emergency}|에$|로$|$)")
@@ -121,30 +99,31 @@ class Language(EastAsian):
             called = called or re.match(emergency, self.around.behind(found))
             return self.digits(found[0]).replace(" ", "") if called else None
 
+        scores = re.compile(rf"(?:으로|로|의)? ?(?:{self.any_of('scores')})")
+
         @rule("-", r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/=-]| ?=)")
         def score(found: re.Match[str]) -> str | None:
             right = found.string[found.end() :]
             rest = f"{right} {self.around.after}" if self.around.after else right
-            if _SCORES.match(rest):
+            if scores.match(rest):
                 return f"{say(found[1])} 대 {say(found[2])}"
-            return keep(found[0]) if int(found[1]) >= int(found[2]) else None
+            return keep(found) if int(found[1]) >= int(found[2]) else None
 
         written = r"(?<![\w.,])(\d{1,3}) ?대 ?(\d{1,3})(?![\w.,]|\d)(?! ?[명개대시년월일분원만번살세권장])"
         rule("대", written, lambda f: f"{say(f[1])} 대 {say(f[2])}")
 
-        @rule("대", rf"(?<![\w.,:/~-])([1-9]\d{{0,2}}) ?대(?=(?:{self.any_of('particles')}){{0,2}}(?![가-힣0-9]))")
+        @rule("대", rf"(?<![\w.,:/~-])([1-9]\d{{0,2}}) ?대{self.ends}")
         def machines(found: re.Match[str]) -> str | None:
             """20대 are twenty cars, or people in their twenties; 4대 are four, or the four great ones."""
             number, next_word = int(found[1]), found.string[found.end() :].strip() or self.around.after
             if self.around.word_before(found) in self.words("machines") or number > 99:
                 return f"{native(number) if number < 100 else say(found[1])} 대"
-            if number % 10 == 0 and re.match(rf"(?:{self.any_of('aged')})|(?:에|부터|는|의)(?: |$)", next_word):
+            aged = number % 10 == 0 and re.match(rf"(?:{self.any_of('aged')})|(?:에|부터|는|의)(?: |$)", next_word)
+            if aged or re.match(self.any_of("major"), next_word):
                 return f"{say(found[1])}대"
-            if re.match(rf"(?:{self.any_of('major')})", next_word):
-                return f"{say(found[1])}대"
-            return keep(found[0]) if number % 10 == 0 or self.around.after or next_word else None
+            return keep(found) if number % 10 == 0 or self.around.after or next_word else None
 
-        @rule("번", rf"(?<![\w.,:/~-])([1-9]\d{{0,3}}) ?번(?=(?:{self.any_of('particles')}){{0,2}}(?![가-힣0-9]))")
+        @rule("번", rf"(?<![\w.,:/~-])([1-9]\d{{0,3}}) ?번{self.ends}")
         def numbered(found: re.Match[str]) -> str | None:
             """Exit 3, or three times."""
             next_word = found.string[found.end() :].strip() or self.around.after
@@ -152,7 +131,7 @@ class Language(EastAsian):
             named = re.match(self.any_of("numbered"), next_word) or before.endswith("반")
             named = named or before.rstrip("은는이가") in self.words("named_number")
             if not named and next_word[:1] in ("을", "를"):
-                return keep(found[0])
+                return keep(found)
             return f"{say(found[1])} 번" if named else None
 
     def counters(self, rule: Rules) -> None:
@@ -170,7 +149,7 @@ class Language(EastAsian):
         def say(found: re.Match[str]) -> str | None:
             first, last, counter = found[1], found[2], found[3]
             if counter == "대" and last[-1] == "0" or ("-" in found[0] and (counter == "장" or not rises(first, last))):
-                return keep(found[0])  # 20대 are twenty cars, or people in their twenties; 1-3장 are chapters or sheets
+                return keep(found)  # 20대 are twenty cars, or people in their twenties; 1-3장 are chapters or sheets
             if not first:
                 return counted(last, counter)
             return f"{counted(first, counter)}{self.to} {counted(last, counter)}"
@@ -184,7 +163,7 @@ class Language(EastAsian):
 
         def sino(found: re.Match[str]) -> str:
             if found[2] and "-" in found[0][1:] and not rises(found[2], found[3]):
-                return keep(found[0])
+                return keep(found)
             last = self.said(found[3])
             last = f"{self.said(found[2])}{self.to} {last}" if found[2] else last
             return self.minus + last if found[1] else last

@@ -12,10 +12,6 @@ _ADJECTIVE = re.compile(r"[а-яё]{2,}(?:ых|их|ым|им|ыми|ими|ые
 _ADJECTIVE_ONE = re.compile(r"[а-яё]{2,}(?:ый|ий|ой|ая|яя|ое|ее|ого|его|ую|юю)")
 _TENTHS = {1: "десят", 2: "сот", 3: "тысячн"}
 _ROMAN = r"[IVXХ]{1,8}"
-_ENDS = {
-    "я": {"gender": "f"}, "ю": {"gender": "f", "case": "a"}, "е": {"gender": "n"}, "о": {"case": "g"},
-    "у": {"case": "d"}, "м": {"case": "p"},
-}  # fmt: skip
 
 
 def number(value: str, case: str, gender: str = "m") -> str:
@@ -24,14 +20,11 @@ def number(value: str, case: str, gender: str = "m") -> str:
     if not decimals:
         if case == "g" and value == "0":
             return "нуля"
-        if case == "a":
-            return num2words(int(value), lang="ru", case="a", gender=gender, animate=False)
-        return num2words(int(value), lang="ru", case=case, gender=gender)
+        return num2words(int(value), lang="ru", case=case, gender=gender, animate=case != "a")
     ends = {"n": ("ая", "ых"), "a": ("ую", "ых"), "g": ("ой", "ых")}[case]
     parts = []
     for figures, stem in ((whole, "цел"), (decimals, _TENTHS[len(decimals)])):
-        one = figures[-1] == "1" and figures[-2:] != "11"
-        parts.append(f"{number(str(int(figures)), case, 'f')} {stem}{ends[0] if one else ends[1]}")
+        parts.append(f"{number(str(int(figures)), case, 'f')} {stem}{ends[not is_one(figures)]}")
     return " ".join(parts)
 
 
@@ -44,35 +37,21 @@ def is_one(value: str) -> bool:
 
 
 class Language(European):
-    between = " на "
-    ratio_to = "к"
-    many_forms = 3
-    part_gender = "f"
-    ordinal_ends = r"-?(?:й|ый|ий|ой|я|ая|ю|ую|е|ые|ое|го|ого|му|ому|м|ом|х|ых)\b"
-    duration_units = ("ч", "мин", "сек")
-
     # ---------------------------------------------------------------- words
 
     def cardinal(self, value: str, mark: str = "") -> str:
         decimals = value.partition(".")[2]
         return num2words(Decimal(value), lang="ru") if 0 < len(decimals) <= 3 else super().cardinal(value, mark)
 
-    def form(self, value: str) -> int:
+    def form(self, value: str, plural_from: int | None = None) -> int:
         whole = value.partition(".")[0]
         if "." in value or (whole[-1] in "234" and whole[-2:] not in ("12", "13", "14")):
             return 1
         return 0 if is_one(whole) else 2
 
-    def feminine(self, words: str) -> str:
-        return re.sub("два$", "две", re.sub("один$", "одна", words))
-
     def on_date(self, year: str, month: int, day: str, end: str = "") -> str:
         behind = f" {self.ordinal(year, case='g')} года" if year else ""
         return f"{self.ordinal(day, case='g', gender='n')} {self.months[month - 1]}{behind}"
-
-    def at_time(self, hour: str, minute: str, half: str = "") -> str:
-        minutes = self.cardinal(str(int(minute)))
-        return f"{self.cardinal(str(int(hour)))} {'ноль ' if int(minute) < 10 else ''}{minutes}"
 
     def named_months(self, months: str, rule: Rules) -> None:
         date = rf"(?<!\d)(\d\d?) ({months})\b(?: (\d{{4}})(?: года\b| г\.| г\b)?(?!\d))?"
@@ -85,7 +64,9 @@ class Language(European):
         if end == "х" or (end == "е" and number[-1] == "0"):
             return num2words(int(number), lang="ru", to="ordinal", plural=True, case="g" if end == "х" else "n")
         oblique = end == "й" and self._is_oblique(self.around.word_after(found))
-        return self.ordinal(number, **({"gender": "f", "case": "g"} if oblique else _ENDS.get(end, {})))
+        return self.ordinal(
+            number, **({"gender": "f", "case": "g"} if oblique else self.table("ordinal_forms").get(end, {}))
+        )
 
     def king(self, number: str, is_queen: bool) -> str:
         return self.ordinal(number, **({"gender": "f"} if is_queen else {}))
@@ -106,13 +87,12 @@ class Language(European):
         if case == "n" or not is_decimal(value):
             return None
         if case == "d":
-            return keep(found[0])
+            return keep(found)
         said = number(value, case, gender)
-        if case == "g":
+        if case == "g" or "." in value:
             return f"{said} {forms[1 if '.' in value or is_one(value) else 2]}"
-        if not is_one(value):
-            return None if "." not in value else f"{said} {forms[1]}"
-        return f"{said} {re.sub('а$', 'у', forms[0]) if gender == 'f' else forms[0]}"
+        one = re.sub("а$", "у", forms[0]) if gender == "f" else forms[0]
+        return f"{said} {one}" if is_one(value) else None
 
     def money_at(self, found: re.Match[str], sign: str, written: str, scale: str | None) -> str | None:
         forms, gender, _ = self.forms_of(sign)
@@ -123,7 +103,7 @@ class Language(European):
             return said and (said if isinstance(said, Kept) else f"{said} {forms[-1]}")
         whole, _, cents = (value := self.value(written)).partition(".")
         if cents:
-            return keep(found[0]) if int(cents) and self.around.word_before(found) in self.words("genitive") else None
+            return keep(found) if int(cents) and self.around.word_before(found) in self.words("genitive") else None
         return self.measured(found, value, forms, gender)
 
     def scaled_at(self, found: re.Match[str], written: str, scale: str) -> str | None:
@@ -133,7 +113,7 @@ class Language(European):
             return None
         if power == 3:
             exact = self.exact(written, scale)
-            return number(exact, case) if exact and case != "d" else keep(found[0])
+            return number(exact, case) if exact and case != "d" else keep(found)
         return self.measured(found, self.value(written), forms, "m")
 
     def range_at(
@@ -155,12 +135,6 @@ class Language(European):
         start = "" if before in self.words("genitive") else "от "
         return " ".join(f"{start}{said} {many} {noun}".split())
 
-    def range(self, first: str | None, last: str | None) -> str | None:
-        return f"{first} – {last}" if first and last else None
-
-    def range_of_counts(self, first: str, last: str) -> str | None:
-        return f"{first}-{last}"
-
     def ratio(self, found: re.Match[str]) -> str:
         if self.around.word_before(found) in self.words("score"):
             return f"{self.cardinal(found[1])}-{self.cardinal(found[2])}"
@@ -180,8 +154,7 @@ class Language(European):
             return True
         if word in ("по", "до", "кв", "годах", "годов"):
             return True
-        one = held[-1] == "1" and held[-2:] != "11"
-        return bool((_ADJECTIVE_ONE if one else _ADJECTIVE).fullmatch(word))
+        return bool((_ADJECTIVE_ONE if held[-1] == "1" and held[-2:] != "11" else _ADJECTIVE).fullmatch(word))
 
     def is_roman(self, word: str) -> bool:
         return word[:1] in "IVXХ" and bool(re.fullmatch(rf"{_ROMAN}(?:[–-]{_ROMAN})?", word))
@@ -209,8 +182,8 @@ class Language(European):
         one = is_one(value) and not in_range
         case, gender = self._singular(words, before) if one else self._plural(words, value, before)
         if case == "place":
-            return self._place(value, noun) or keep(found[0])
-        return number(value, case, gender) if case else keep(found[0])
+            return self._place(value, noun) or keep(found)
+        return number(value, case, gender) if case else keep(found)
 
     def _one_of(self, found: re.Match[str], value: str, said: str) -> str:
         """1 из 5 женщин"""
@@ -219,7 +192,7 @@ class Language(European):
         if not is_noun or noun in self.words("no_noun"):
             return said
         singulars = {noun, noun + "а", noun + "я", re.sub("ий$", "ия", noun), re.sub("[её]к$", "ка", noun)}
-        return number(value, "n", "f") if singulars & self.words("feminine") else keep(found[0])
+        return number(value, "n", "f") if singulars & self.words("feminine") else keep(found)
 
     def _behind(self, found: re.Match[str]) -> list[str]:
         """The adjective, if there is one, and the noun behind the number."""
@@ -236,7 +209,7 @@ class Language(European):
     def _fraction(self, found: re.Match[str], value: str, noun: str, said: str) -> str:
         case = self.case_before(self.around.word_before(found))
         if case == "d":
-            return keep(found[0])
+            return keep(found)
         if case != "g" and re.search("[аяыи]$", noun) and re.fullmatch(r"\d\d?\.5", value) and value != "0.5":
             feminine = noun[-1] in "ыи"
             if value == "1.5":
@@ -328,17 +301,16 @@ class Language(European):
         clock = r"(\d\d?):(\d\d)"
         rule(":", rf"(?<![\w.,:/-]){clock} ?{DASH} ?{clock}(?![\w:/]|[.,]\d)", self._span)
         rule(":", rf"(?<![\w.,:/-]){clock}(?![\w:/]|[.,]\d)", self._time)
-        decade = r"(?<![\w.,:/-])(\d{2,4}0)-(е|х|м|ми) (гг\.?|годы|годов|годах|годам)(?!\w)"
-        rule("-", decade, self._decade)
+        rule("-", r"(?<![\w.,:/-])(\d{2,4}0)-(е|х|м|ми) (гг\.?|годы|годов|годах|годам)(?!\w)", self._decade)
         year, ends = r"(1[1-9]\d\d|20\d\d)", r"(?![\w%]|[.,]\d|[:/–-]\d| ?(?:г|[$€₽°%]))"
         rule("-–", rf"(?<![\w.,:/-]){year} ?[–-] ?{year}{ends}", self._years)
         rule("к", r"(?<=\d) кв\. ?(к?м)(?!\w)", lambda f: f" {f[1]}²")
-        rule("(", r"(?<=\()(1[1-9]\d\d|20[0-3]\d)(?=\))", lambda f: self.ordinal(f[1]).removeprefix("одна "))
+        rule("(", r"(?<=\()(1[1-9]\d\d|20[0-3]\d)(?=\))", lambda f: self._year(f[1], "n"))
         written = r"(?<![\w.,:/-])(?:0[1-9]|[12]\d|3[01])\.(?:0[1-9]|1[0-2])(?![\w]|[.,]\d| ?[%€$₽])"
         # 12.05: a day or a decimal; after "в" a time.
-        rule(".", written, lambda f: None if self.around.word_before(f) == "в" else keep(f[0]))
-        rule(".", r"(?<![\w.,])[1-9]\d{0,2}\.\d{3}(?![\w.,])", lambda f: keep(f[0]))  # thousands or thousandths
-        rule(",", r"(?<![\w.,])\d+,\d+(?=-[а-яё])", lambda f: keep(f[0]))
+        rule(".", written, lambda f: None if self.around.word_before(f) == "в" else keep(f))
+        rule(".", r"(?<![\w.,])[1-9]\d{0,2}\.\d{3}(?![\w.,])", keep)  # thousands or thousandths
+        rule(",", r"(?<![\w.,])\d+,\d+(?=-[а-яё])", keep)
         rule("/", r"(?<![\w.,:/–-])1/([2-9])(?![\w/]|[.,]\d|-\d)", self._part)
         rule("", rf"(?<![\w.,–-])([1-9]\d{{0,2}})-?(?=(?:{self.any_of('compounds')}))", self._compound)
         rule("-", r"(?<![\w.,-])(\d{1,2})-ти(?!\w)", lambda f: number(f[1], "g"))
@@ -349,10 +321,12 @@ class Language(European):
         noun, before = self.around.word_after(found), self.around.word_before(found)
         if not re.fullmatch("[а-яё]{3,}[аяыией]|[а-яё]+(?:ов|ев|ей|ых|их|ой)", noun) or before[-1:].isdigit():
             return None
-        known = {"2": "пол", "3": "треть", "4": "четверть"}.get(found[1])
-        if before in self.words("genitive") or not known:
-            return {"2": "половины", "3": "трети", "4": "четверти"}.get(found[1]) if known else keep(found[0])
-        return keep(found[0]) if before in self.words("dative") else known
+        forms = self.table("parts").get(found[1])
+        if not forms:
+            return keep(found)
+        if before in self.words("genitive"):
+            return forms[1]
+        return keep(found) if before in self.words("dative") else forms[0]
 
     def _from_to(self, found: re.Match[str]) -> str | None:
         first, last = number_of(found[1]), number_of(found[2])
@@ -405,17 +379,16 @@ class Language(European):
 
     def _years(self, found: re.Match[str]) -> str:
         if found[1] >= found[2]:
-            return keep(found[0])
+            return keep(found)
         case = "p" if self.around.word_before(found) in ("в", "во") else "n"
-        return " – ".join(self.ordinal(year, case=case).removeprefix("одна ") for year in found.groups())
+        return " – ".join(self._year(year, case) for year in found.groups())
 
     def _decade(self, found: re.Match[str]) -> str:
         case = {"е": "n", "х": "g", "м": "d", "ми": "i"}[found[2]]
         said = num2words(int(found[1]), lang="ru", to="ordinal", plural=True, case=case)
-        inside = self.around.word_before(found) in ("в", "во", "о", "об", "при")
-        noun = {"n": "годы", "g": "годах" if inside else "годов", "d": "годам", "i": "годами"}[case]
-        stop = self.around.stop(found, False) if found[3] == "гг." else ""
-        return f"{said} {noun if found[3].startswith('гг') else found[3]}{stop}"
+        inside = case == "g" and self.around.word_before(found) in self.words("inside")
+        noun = self.table("years")["p" if inside else case] if found[3].startswith("гг") else found[3]
+        return f"{said} {noun}{self.around.stop(found, False) if found[3] == 'гг.' else ''}"
 
     def _century(self, found: re.Match[str]) -> str | None:
         first, link, last, noun = found[1], found[2], found[3], found[4]
@@ -423,21 +396,17 @@ class Language(European):
         values = [number_of(roman) for roman in (first, last) if roman]
         if not all(values):
             return None
-        inside = before in ("в", "во", "о", "об", "при", "на")
-        case = "p" if inside else self.case_before(before).replace("a", "n")
         if noun.endswith("."):
+            inside = before in self.words("inside") or before == "на"
+            case = "p" if inside else self.case_before(before).replace("a", "n")
             if case == "n" and re.fullmatch("[а-яё]+", before):
                 case = "a" if before in self.words("accusative") else "g"
-            forms = {"n": "века", "a": "века", "g": "веков", "d": "векам", "p": "веках"} if last else {
-                "n": "век", "a": "век", "g": "века", "d": "веку", "p": "веке"}  # fmt: skip
-            said = forms[case] + self.around.stop(found, False)
+            noun = self.table("centuries_many" if last else "century")[case] + self.around.stop(found, False)
         else:
-            said = noun
-            one = {"век": "n", "века": "g", "веке": "p", "веку": "d", "веком": "i", "веков": "g", "веках": "p"}
-            case = one[noun] if not (last and noun == "века") else "n"
+            case = self.table("century_cases")[noun] if not (last and noun == "века") else "n"
         case = "n" if case == "a" else case
         ordinals = [num2words(value, lang="ru", to="ordinal", case=case) for value in values]
-        return f"{(link if link and 'и' in link else ' – ').join(ordinals)} {said}"
+        return f"{(link if link and 'и' in link else ' – ').join(ordinals)} {noun}"
 
     # ---------------------------------------------------------------- years
 
@@ -445,25 +414,22 @@ class Language(European):
         return self.ordinal(year, case=case).removeprefix("одна ")
 
     def years_first(self, rule: Rules) -> None:
-        nouns = {"n": "год", "g": "года", "d": "году", "p": "году"}
-
         @rule("г", r"(?<![\w.,:/-])(1\d{3}|20\d\d) ?(году|года|годом|год|г\.|г)(?!\w)")
         def say(found: re.Match[str]) -> str | None:
             year, written = found[1], found[2]
             before = self.around.word_before(found)
-            bare = written.strip() == "г"
             case = {"года": "g", "годом": "i", "год": "n"}.get(written)
             if not case:
                 is_genitive = before in self.words("year_genitive") | self.words("year_months")
                 case = "g" if is_genitive else self.table("year_cases").get(before, "n")
                 if written == "г." and case == "n" and year < "1100":
                     return None
-                if bare and case == "n":  # grams or a year
-                    return keep(found[0])
+                if written == "г" and case == "n":  # grams or a year
+                    return keep(found)
             if written == "году":
                 case = "d" if before in ("к", "ко") else "p"
             stop = self.around.stop(found, False) if written == "г." else ""
-            noun = written if written not in ("г", "г.") else nouns[case]
+            noun = written if written not in ("г", "г.") else self.table("year")[case]
             return f"{self._year(year, case)} {noun}{stop}"
 
         @rule("г", rf"(?<![\w.,:/-])(1\d{{3}}|20\d\d) ?{DASH} ?(1\d{{3}}|20\d\d) ?(гг\.|гг|годы|годах)(?!\w)")
@@ -471,5 +437,4 @@ class Language(European):
             before = self.around.word_before(found)
             case = "p" if before in ("в", "во") else "n"
             stop = self.around.stop(found, False) if found[3] == "гг." else ""
-            noun = "годах" if case == "p" else "годы"
-            return f"{self._year(found[1], case)} – {self._year(found[2], case)} {noun}{stop}"
+            return f"{self._year(found[1], case)} – {self._year(found[2], case)} {self.table('years')[case]}{stop}"

@@ -7,39 +7,6 @@ from spoken_text.rule import DASH, Kept, Rules, keep
 
 _DIGITS = "零一二三四五六七八九"
 
-_NUMBERED = re.compile(
-    r"(?:电话|電話|热线|熱線|手机|手機|传真|客服|拨打?|撥打?|致电|号码|號碼|编号|編號|编码|邮编|郵編|学号|工号|订单号?|单号|卡号|账号|"
-    r"帐号|密码|密碼|验证码|驗證碼|尾号|QQ号?|微信号?|证号|代码|口令|车牌号?|分机|机号|门牌号?|批号|序列号|端口|报警|急救|火警|转)"
-    r"(?:号|号码)?(?:是|为|為|[:：])? ?$|号(?:是|为|為|[:：]) ?$"
-)
-_HOTLINES = "12306|12345|12315|12333|12320|12348|12378|12369|10086|10010|95\\d{3}"
-_LASTS = re.compile(
-    r"(?:近|约|約|有|长达|過去|过去|历时|經過|经过|历经|了|共|满|超过|将近|整整|每|前|后|以上|达|过|需|要)$"
-)
-_MODEL = re.compile(r"(?:波音|空客|歼|殲|轰|运|直|教|武直|麦道) ?-?$")
-_RATIO = re.compile(r"(?:比例|比分|比率|配比|赔率|之比|总分)(?:是|为|為|约为|[:：])? ?$")
-
-
-def digits(written: str) -> str:
-    return "".join(_DIGITS[int(digit)] for digit in written)
-
-
-def cardinal(number: int) -> str:
-    """A whole number of at most 16 digits: 两 only before 千, 万, 亿 and 兆."""
-    if not number:
-        return _DIGITS[0]
-    said, gap = "", False
-    for power, scale in ((12, "兆"), (8, "亿"), (4, "万"), (0, "")):
-        part = number // 10**power % 10_000
-        if not part:
-            gap = bool(said)
-            continue
-        if said and (gap or part < 1000):
-            said += _DIGITS[0]
-        gap = False
-        said += ("两" if part == 2 and scale else _below_ten_thousand(part)) + scale
-    return re.sub("^一十", "十", said)
-
 
 def _below_ten_thousand(number: int) -> str:
     said, gap = "", False
@@ -53,14 +20,6 @@ def _below_ten_thousand(number: int) -> str:
 
 
 class Language(EastAsian):
-    zero_of = "零"
-    is_measured = re.compile(r"(?:的|约|約|占|了|过|近)$")
-    behind_fraction = "的杯勺"
-    behind_day = ""
-    dated_zeros = "月日号號"
-    weekdays = "周週星"
-    verbs = "为為是到低达约至在从于温得等降"
-
     def __init__(self, code: str):
         super().__init__(code)
         self.counter = rf"(?:(?!{self.any_of('no_counters')})(?:{self.any_of('counters')})|室(?=\d厅|\d廳))"
@@ -69,26 +28,30 @@ class Language(EastAsian):
         self.won = tuple(self._data["won"])
 
     def whole(self, number: int) -> str:
-        return cardinal(number)
+        """A whole number of at most 16 digits: 两 only before 千, 万, 亿 and 兆."""
+        if not number:
+            return _DIGITS[0]
+        said, gap = "", False
+        for power, scale in ((12, "兆"), (8, "亿"), (4, "万"), (0, "")):
+            part = number // 10**power % 10_000
+            if not part:
+                gap = bool(said)
+                continue
+            if said and (gap or part < 1000):
+                said += _DIGITS[0]
+            gap = False
+            said += ("两" if part == 2 and scale else _below_ten_thousand(part)) + scale
+        return re.sub("^一十", "十", said)
 
-    def digits(self, written: str) -> str:
-        return digits(written)
+    def digits(self, digits: str) -> str:
+        return "".join(_DIGITS[int(digit)] for digit in digits)
 
     def year(self, year: str) -> str:
-        return digits(year)
-
-    def hour(self, hour: int) -> str:
-        return "两" if hour == 2 else cardinal(hour)
-
-    def currency(self, sign: str) -> str:
-        return "CNY" if sign in tuple("¥￥") else super().currency(sign)
+        return self.digits(year)
 
     def counted(self, value: str, unit: str, mark: str = "") -> str | None:
         said = super().counted(value, unit, mark)
         return f"两{self.units[unit][0]}" if said and value == "2" and unit[0] not in "°%" else said
-
-    def before_scale(self, value: str) -> str:
-        return "两" if value == "2" else self.cardinal(value)
 
     def is_small(self, top: int, bottom: int) -> bool:
         return bottom < 7 or bottom in (8, 10)
@@ -98,38 +61,41 @@ class Language(EastAsian):
         return self.around.behind(found)[:1] in tuple(characters)
 
     def own(self, rule: Rules) -> None:
-        number = self.pattern
-
+        number, whole, digits = self.pattern, self.whole, self.digits
+        link = "是|为|為|[:：]"
+        named = re.compile(rf"(?:{self.any_of('numbered')})(?:号|号码)?(?:{link})? ?$|号(?:{link}) ?$")
         written = r"(?<![\w.,/-])\d{3,20}(?: \d{3,8}){0,5}(?![\w]|[.,:/-]\d| \d)"
-        rule("", written, lambda f: self.dialled(f[0]) if _NUMBERED.search(self.around.ahead(f)) else None)
+        rule("", written, lambda f: self.dialled(f[0]) if named.search(self.around.ahead(f)) else None)
         rule("(", r"\((0\d{2,3})\) ?(\d{7,8})(?![\w-])", lambda f: self.dialled(f[0]))
-        written = r"(?<![\w.,/-])[45]\d\d(?![\w.,/-])"
-        rule("", written, lambda f: digits(f[0]) if self.behind(f, "错状") else None)
+        rule("", r"(?<![\w.,/-])[45]\d\d(?![\w.,/-])", lambda f: digits(f[0]) if self.behind(f, "错状") else None)
         rule("HQhq", r"(?<![\w.,/-])(?:19|20)\d\d(?=[QqHh][1-4](?!\w))", lambda f: digits(f[0]))
         rule("秒", r"(?<=\d秒)\d\d(?![\d.])", lambda f: digits(f[0]))
         rule(".", r"(?<=\d)\.00?(?= ?(?:元|美元|欧元|英镑|港元|日元))", lambda f: Kept())
-        rule("", rf"(?<![\w.,/-])(?:{_HOTLINES})(?![\w%元个人万亿]|[.,:/-]\d)", lambda f: digits(f[0]))
-        written = r"(?<![\w.,/-])(\d{3,4})(?=路|室(?!\d厅)|号房|房间|国道|號房|房間)"
-        rule("号国室房號路", written, lambda f: digits(f[1]))
-        rule("-", r"(?<![\w.,/-])(7[0-8]7)-([1-9]00)(?![\w.,/-])", lambda f: f"{digits(f[1])}，{cardinal(int(f[2]))}")
+        hotlines = rf"(?<![\w.,/-])(?:{self.any_of('hotlines')}|95\d{{3}})(?![\w%元个人万亿]|[.,:/-]\d)"
+        rule("", hotlines, lambda f: digits(f[0]))
+        rule(
+            "号国室房號路", r"(?<![\w.,/-])(\d{3,4})(?=路|室(?!\d厅)|号房|房间|国道|號房|房間)", lambda f: digits(f[1])
+        )
+        rule("-", r"(?<![\w.,/-])(7[0-8]7)-([1-9]00)(?![\w.,/-])", lambda f: f"{digits(f[1])}，{whole(int(f[2]))}")
 
         holidays = {"5.1": "五一", "10.1": "十一"}
         written = r"(?<![\w.,/-])(?:5\.1|10\.1)(?![\w.,/-])"
         rule(".", written, lambda f: holidays[f[0]] if self.behind(f, "假国黄长小劳") else None)
-        rule("-", r"(?<![\w.,/-])(\d{1,2})-(\d{3,4})(?=室|房|号)", lambda f: f"{cardinal(int(f[1]))}-{digits(f[2])}")
+        rule("-", r"(?<![\w.,/-])(\d{1,2})-(\d{3,4})(?=室|房|号)", lambda f: f"{whole(int(f[1]))}-{digits(f[2])}")
         rule("后後", r"(?<![\w.,/-])(?:[5-9][05]|0[05]|10)(?=[后後](?!期))", lambda f: digits(f[0]))
         rule("·", r"(?<![\w.,/-])([1-9]\d?)·(\d{1,2})(?![\w.·])", lambda f: digits(f[1] + f[2]))
 
         written = r"(?<![\w.,/-])(?:911|618|315|818|1111|1212)(?![\w.,/-])"
         rule("", written, lambda f: digits(f[0]) if self.behind(f, "事恐购大晚") else None)
+        models = re.compile(rf"(?:{self.any_of('models')}) ?-?$")
 
         @rule("", r"(?<![\w.,/])(-?)([1-9]\d{0,2})(?:-(\d00))?(?![\w.,/-]|米|元)")
         def model(found: re.Match[str]) -> str | None:
-            if not _MODEL.search(self.around.ahead(found)):
+            if not models.search(self.around.ahead(found)):
                 return None
             figure = found[2]
-            said = cardinal(int(figure)) if len(figure) < 3 and figure < "20" else digits(figure)
-            return f"{said}，{cardinal(int(found[3]))}" if found[3] else said
+            said = whole(int(figure)) if len(figure) < 3 and figure < "20" else digits(figure)
+            return f"{said}，{whole(int(found[3]))}" if found[3] else said
 
         written = r"(?<![\w.,])([1-9]\d{0,2}(?: \d{3})+)(?![\w.,]| ?\d)(?= ?[元人个個吨公])"
         rule("个人個元公吨", written, lambda f: f[1].replace(" ", ""))
@@ -143,24 +109,24 @@ class Language(EastAsian):
         # 图1-2 may be one figure or two.
         tables = ("图", "圖", "表", "例", "式", "题")
         written = r"(?<![\w.,/-])\d{1,2}-\d{1,2}(?![\w.,/-])"
-        rule("-", written, lambda f: keep(f[0]) if self.around.ahead(f).endswith(tables) else None)
+        rule("-", written, lambda f: keep(f) if self.around.ahead(f).endswith(tables) else None)
 
     def _years(self, rule: Rules) -> None:
+        digits = self.digits
         season = "(?= ?(?:学年|學年|赛季|賽季|年度|财年|財年))"
         written = rf"(?<![\w.,/-])((?:19|20)\d\d)(?:{DASH}|/)((?:19|20)?\d\d){season}"
         rule("学學年财財赛賽", written, lambda f: f"{digits(f[1])}{self.to}{digits(f[2])}")
         rule("学學年财財赛賽", rf"(?<![\w.,/-])((?:19|20)\d\d){season}", lambda f: digits(f[1]))
 
-        era = re.compile("[公西]元前?$")
-        written = r"(?<![\w.,/-])\d{1,4}(?=年)"
-        rule("年", written, lambda f: digits(f[0]) if era.search(self.around.ahead(f)) else None)
+        era, lasts = re.compile("[公西]元前?$"), re.compile(rf"(?:{self.any_of('lasts')})$")
+        rule("年", r"(?<![\w.,/-])\d{1,4}(?=年)", lambda f: digits(f[0]) if era.search(self.around.ahead(f)) else None)
 
         @rule("年", r"(?<![\w.,/-])([1-9]\d{3})(?=年)")
         def lasting(found: re.Match[str]) -> str | None:
             """1500年前 are a count, 1949年前 is a year."""
             year, right = found[1], self.around.behind(found)[1:]
             recent = year[:2] in ("19", "20") and year not in ("1900", "2000")
-            counts = year.endswith("00") and _LASTS.search(self.around.ahead(found))
+            counts = year.endswith("00") and lasts.search(self.around.ahead(found))
             counts = counts or re.match("[前历歷后後间間]|的历", right)
             return self.cardinal(year) if counts and not recent else None
 
@@ -168,18 +134,19 @@ class Language(EastAsian):
         def short(found: re.Match[str]) -> str | None:
             """97年 may be a year or a time of 97 years."""
             left, right = self.around.ahead(found), self.around.behind(found)[1:]
-            if _LASTS.search(left) or re.match("[多来來历间前后]", right):
+            if lasts.search(left) or re.match("[多来來历间前后]", right):
                 return None
             is_year = re.match("[出生毕入参春夏秋冬底初款版]", right) or re.search("[在从自于是到]$", left)
-            return digits(found[0]) if is_year else keep(found[0])
+            return digits(found[0]) if is_year else keep(found)
 
     def _ratios(self, rule: Rules) -> None:
         number = self.pattern
+        ratios = re.compile(rf"(?:{self.any_of('ratios')})(?:是|为|為|约为|[:：])? ?$")
 
         @rule(":：", rf"(?<![\w.,:/-])({number})[:：]({number})(?![\w:]|-\d)")
         def ratio(found: re.Match[str]) -> str | None:
             left, right = self.around.ahead(found), self.around.behind(found).lstrip()[:1]
-            sure = _RATIO.search(left) or (left.endswith(("以", "以总比分")) and right in self.won)
+            sure = ratios.search(left) or (left.endswith(("以", "以总比分")) and right in self.won)
             sure = sure or ("." in found[2] and found[1][0] != "0")
             return f"{self.said(found[1])}比{self.said(found[2])}" if sure else None
 
@@ -188,13 +155,13 @@ class Language(EastAsian):
             left, right = self.around.ahead(found), self.around.behind(found)[:1]
             lost = right in ("不", "被", "输") and "0" in (found[1], found[2])
             if lost or right in self.won or re.search(r"(?:比分|总分|以|战成|踢成|打成)(?:是|为|[:：])?$", left):
-                return f"{cardinal(int(found[1]))}比{cardinal(int(found[2]))}"
-            return keep(found[0]) if int(found[1]) >= int(found[2]) and found[0][0] != "0" else None
+                return f"{self.whole(int(found[1]))}比{self.whole(int(found[2]))}"
+            return keep(found) if int(found[1]) >= int(found[2]) and found[0][0] != "0" else None
 
     def counters(self, rule: Rules) -> None:
         """Years, counters, codes and 11-digit telephone numbers."""
-        written = r"(?<![\d.,])1[3-9]\d([ -]?)\d{4}\1\d{4}(?!\d)"
-        rule("", written, lambda f: self.dialled(f[0]))
+        digits = self.digits
+        rule("", r"(?<![\d.,])1[3-9]\d([ -]?)\d{4}\1\d{4}(?!\d)", lambda f: self.dialled(f[0]))
         code = re.compile("[打拨撥话話编編]")
         rule("", r"^\d{3,12}(?!\d|[.,:/-]\d)", lambda f: digits(f[0]) if code.fullmatch(self.around.before) else None)
         written = r"(?<=[A-Za-z])-?\d{3,}(?![\d.,])"

@@ -1,4 +1,4 @@
-"""Times of day, durations and decades."""
+"""Times of day, durations, decades, and years where a language does not say them as counts."""
 
 import re
 
@@ -6,6 +6,8 @@ from spoken_text.rule import DASH, Rules, keep
 from spoken_text.spoken import Spoken
 
 _ENGLISH_HALF = r"(?:\s?([AaPp])(?:\.\s?[Mm]\.?|[Mm])(?!\w))"
+_SURE = frozenset("year ad jahr".split())
+"""Before any year."""
 
 
 def durations(spoken: Spoken, rule: Rules) -> None:
@@ -40,10 +42,10 @@ def _seconds(spoken: Spoken, found: re.Match[str]) -> str | None:
     last = not spoken.around.word_after(found)
     if before in spoken.words("seconds") or not is_tens or (before == "in" and last):
         return spoken.counted(str(int(number)), "s")
-    return None if before in spoken.words("decade") or before.endswith(("'s", "0s")) else keep(found[0])
+    return None if before in spoken.words("decade") or before.endswith(("'s", "0s")) else keep(found)
 
 
-def times(spoken: Spoken, rule: Rules) -> None:
+def clocks(spoken: Spoken, rule: Rules) -> None:
     """Times of day."""
     around = spoken.around
 
@@ -89,3 +91,41 @@ def times(spoken: Spoken, rule: Rules) -> None:
         rule("U", r"(?<![\d:.,])(\d\d?)(?= Uhr\b)", lambda f: "ein" if f[1] == "1" else spoken.cardinal(str(int(f[1]))))
     if spoken.code in ("fr", "pt", "es", "it"):
         rule("h", r"(?<![\w:.,])(\d\d?) ?h ?([0-5]\d)(?:min)?\b", lambda f: say(f[1], f[2]))
+
+
+def years(spoken: Spoken, rule: Rules) -> None:
+    """Years with a word or a mark that says so. They come before units: "1985 г." are no grams."""
+    spoken.years_first(rule)
+    if spoken.joined:
+        return
+    year, ends = r"(?:1[1-9]|20)\d\d", r"(?![\w%]|[.,]\d|[:/–-]\d)(?! ?[$€£%°])"
+    both = rf"(?<![\w.,:/-])({year})[-–]({year}){ends}"
+    rule("-–", both, lambda f: f"{spoken.year(f[1])} {spoken.to} {spoken.year(f[2])}")
+    short = rf"(?<![\w.,:/-])({year})[-–](\d\d){ends}"
+    rule("-–", short, lambda f: f"{spoken.year(f[1])} {spoken.to} {spoken.cardinal(f[2])}" if f[2] > f[1][2:] else None)
+    if spoken.words("years"):
+        rule("(", r"(?<=\()(1[5-9]\d\d|20\d\d)(?=\))", lambda f: spoken.year(f[1]))
+    if spoken.code == "en":
+        era = r"(?<![\w.,:/-])(\d{1,4}) ?(AD|BCE?|CE|A\.D\.|B\.C\.)(?!\w)"
+        rule("ABC", era, lambda f: f"{_short(spoken, f[1])} {f[2]}")
+
+
+def years_behind_words(spoken: Spoken, rule: Rules) -> None:
+    """Years after a word such as "in"."""
+    if not spoken.words("years"):
+        return
+    before = spoken.words("years") | _SURE | {month.lower() for month in spoken.months}
+
+    @rule("", r"(?<![\w.,:/-])(\d{3}|1\d{3}|20\d\d)(?![\d%]|[.,]\d|[:/-]\d)")
+    def say(found: re.Match[str]) -> str | None:
+        word, after = spoken.around.word_before(found), spoken.around.word_after(found)
+        if word not in before or (word not in _SURE and found[1] < "1100"):
+            return None
+        is_count = (
+            spoken.code == "en" and after[-1:] == "s" and after.islower() and after not in spoken.words("year_verbs")
+        )
+        return None if is_count and word != "year" else _short(spoken, found[1])
+
+
+def _short(spoken: Spoken, year: str) -> str:
+    return spoken.year(year) if len(year) > 2 else spoken.cardinal(year)
