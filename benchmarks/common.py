@@ -23,8 +23,8 @@ from unittest import mock
 
 import torch
 
+from qwen_check.bench import read_bytes_s, weight_bytes
 from qwen_megakernel.backend import build
-from qwen_megakernel.check.bench import read_bytes_s, weight_bytes
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint
 from qwen_megakernel.checkpoint.tensors import expected_tensors

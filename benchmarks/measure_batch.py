@@ -25,8 +25,8 @@ from pathlib import Path
 
 from common import about, commit, machine, positive, random_model
 
+from qwen_check.bench import sentence
 from qwen_megakernel import Chunk, SamplingParams, TTSEngine
-from qwen_megakernel.check.bench import sentence
 from qwen_megakernel.choices import DEMO
 
 FRAMES = 63  # of an utterance of random weights: as in measure_load.py

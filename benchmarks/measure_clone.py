@@ -21,7 +21,7 @@ import numpy as np
 import soundfile
 from common import about, commit, machine, positive, random_model, server, spread
 
-from qwen_megakernel.check.bench import sentence
+from qwen_check.bench import sentence
 
 _TEXT = "A sentence of some ten words, which the recording says."
 

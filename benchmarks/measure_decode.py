@@ -19,10 +19,10 @@ import torch
 from common import about, build_with, commit, machine, positive, read_ms, spread
 from graph_frame import POSITIONS, GraphFrame
 
+from qwen_check.bench import weight_bytes
 from qwen_megakernel.backend import build
 from qwen_megakernel.backend.megakernel import STAGES, MegakernelFrameDecoder
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
-from qwen_megakernel.check.bench import weight_bytes
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import dequantized, parts_in, quantized
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER

@@ -36,8 +36,8 @@ from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.tts_service import TextAggregationMode
 from pipecat.workers.runner import WorkerRunner
 
+from qwen_check.bench import sentence
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.check.bench import sentence
 from qwen_megakernel.choices import DEMO
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 

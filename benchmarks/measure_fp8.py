@@ -31,12 +31,12 @@ from measure_decode import Frames, times_ms
 from recogniser import INSTALLED, heard_words
 from torch import Tensor
 
+from qwen_check.bench import weight_bytes
+from qwen_check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.backend import build
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.select import select_device
-from qwen_megakernel.check.bench import weight_bytes
-from qwen_megakernel.check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import dequantized, part_of, quantized
 from qwen_megakernel.checkpoint.load import Checkpoint

@@ -41,7 +41,7 @@ from common import (
 )
 from measure_load import FRAME_S, FRAMES
 
-from qwen_megakernel.check.bench import sentence
+from qwen_check.bench import sentence
 from qwen_megakernel.checkpoint.config import ModelConfig
 
 BYTES_A_SECOND = 2 * 24_000

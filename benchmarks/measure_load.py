@@ -31,8 +31,8 @@ from types import ModuleType
 import charts
 from common import about, above_0, commit, first_audio_floor_ms, machine, new_file, positive, quantile, random_model
 
+from qwen_check.bench import sentence
 from qwen_megakernel import EngineBusy, TTSEngine
-from qwen_megakernel.check.bench import sentence
 
 FRAMES, FRAME_S = 63, 0.08
 

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from common import about, commit, machine, positive, random_model, server, spread
 from measure_load import FRAME_S, FRAMES, Client
 
+from qwen_check.bench import sentence
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.check.bench import sentence
 
 _WARM_S = 3.0
 

@@ -27,8 +27,8 @@ from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.workers.runner import WorkerRunner
 
+from qwen_check.bench import sentence
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.check.bench import sentence
 from qwen_megakernel.choices import DEMO
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 

@@ -14,8 +14,8 @@ import json
 
 from common import CLAIMED, about, busy_loop, commit, floors_ms, machine, positive, random_model, spread
 
+from qwen_check.bench import sentence
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.check.bench import sentence
 
 SECONDS, FRAME_S = 10, 0.08
 

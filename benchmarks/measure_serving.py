@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 from common import about, commit, first_audio_floor_ms, machine, positive, quantile, random_model, server, spread
 from websockets.sync.client import connect
 
+from qwen_check.bench import sentence
 from qwen_megakernel import SamplingParams, TTSEngine
-from qwen_megakernel.check.bench import sentence
 from qwen_megakernel.speech.encoders import missing
 
 

@@ -37,8 +37,8 @@ from common import (
     spread,
 )
 
+from qwen_check.bench import sentence
 from qwen_megakernel import Audio, TTSEngine, Utterance
-from qwen_megakernel.check.bench import sentence
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.sequence import State
 from qwen_megakernel.trust.selection import Selection

@@ -41,8 +41,8 @@ class Ours:
     def __init__(self, folder: str, backend: str):
         import torch
 
+        from qwen_check import bench
         from qwen_megakernel import TTSEngine
-        from qwen_megakernel.check import bench
         from qwen_megakernel.checkpoint.load import Checkpoint
         from qwen_megakernel.trust.selection import Selection
 

@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None, imported: Callable[[], None] = lambda: N
 def function_of(args: argparse.Namespace) -> Callable[[argparse.Namespace], int]:
     """What runs the command. To import it takes seconds."""
     module, _, name = args.run.partition(":")
-    return getattr(import_module(f"qwen_megakernel.commands.{module}"), name)
+    return getattr(import_module(module if "." in module else f"qwen_megakernel.commands.{module}"), name)
 
 
 def run(args: argparse.Namespace, function: Callable[[argparse.Namespace], int]) -> int:
@@ -171,7 +171,7 @@ def _add_wyoming(commands: argparse._SubParsersAction) -> None:
 def _add_tools(commands: argparse._SubParsersAction) -> None:
     """Add what checks, makes and measures."""
     about = "compare a checkpoint's speech with the reference, by numbers and by ear"
-    add = add_command(commands, "verify", "tools:verify", about, " (docs/verification.md)").add_argument
+    add = add_command(commands, "verify", "qwen_check.commands:verify", about, " (docs/verification.md)").add_argument
     add("--model", required=True, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r}")
     add("--output", metavar="DIR", help="where to write: new or empty; default: verify-<name of the model>")
     add("--backend", choices=BACKENDS, default="auto")
@@ -207,7 +207,7 @@ def _add_tools(commands: argparse._SubParsersAction) -> None:
     add("--weights", type=weights_of, default="bf16", help=f"{WEIGHTS_CHOICES}: each is a build of its own")
 
     about = "measure the speed on this machine, beside the floor that its memory sets; takes minutes"
-    add = add_command(commands, "bench", "tools:bench", about).add_argument
+    add = add_command(commands, "bench", "qwen_check.commands:bench", about).add_argument
     add("--model", help="folder or hub id; default: random weights on a GPU, else the demo voice")
     add("--size", choices=MODEL_SIZES[:2], help="size of the random weights, on a GPU; default: 0.6b")
     add("--backend", choices=BACKENDS, default="auto")
@@ -215,7 +215,7 @@ def _add_tools(commands: argparse._SubParsersAction) -> None:
     add("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
 
     about = "tell what this machine can do, and what is known about the kernel on it"
-    add = add_command(commands, "doctor", "tools:doctor", about).add_argument
+    add = add_command(commands, "doctor", "qwen_check.commands:doctor", about).add_argument
     add("--json", action="store_true", help="print JSON, to report an issue")
     check = "check the kernel on this GPU now, up to a minute; exit code 1 if it fails"
     add("--check", action="store_true", help=check)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from qwen_check import doctor
 from qwen_megakernel.backend import build, card, megakernel
-from qwen_megakernel.check import doctor
 
 
 def pretend(

@@ -6,9 +6,9 @@ import sys
 
 import torch
 
+from qwen_check import self_check
 from qwen_megakernel.backend import megakernel
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder as Kernel
-from qwen_megakernel.check import self_check
 
 
 def one_weight() -> type[Kernel]:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from qwen_check import reference
 from qwen_megakernel import (
     AudioError,
     CheckpointError,
@@ -33,7 +34,6 @@ from qwen_megakernel.backend import build
 from qwen_megakernel.backend.card import Card
 from qwen_megakernel.backend.targets import TARGETS
 from qwen_megakernel.backend.vocoder_weights import VocoderWeights
-from qwen_megakernel.check import reference
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.json_object import JsonObject, read_json
 from qwen_megakernel.checkpoint.load import Checkpoint

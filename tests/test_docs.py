@@ -407,7 +407,8 @@ def test_every_document_is_found_from_the_readme():
 
 def test_what_code_cites_is_there():
     """The log by the anchor of an entry: a day has up to a dozen."""
-    folders, kinds = ("qwen_megakernel", "packages", "csrc", "benchmarks", "tools"), (".py", ".cu", ".cuh", ".cpp")
+    folders = ("qwen_megakernel", "qwen_check", "packages", "csrc", "benchmarks", "tools")
+    kinds = (".py", ".cu", ".cuh", ".cpp")
     for path in (path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds):
         for name, anchor, day in CITED.findall(path.read_text(encoding="utf-8")):
             assert not day, f"{path}: {day} without an anchor"

@@ -20,6 +20,8 @@ import torch
 from probes import ProbedBackend, fail, probed
 from waiting import PATIENCE_S, slow_case, until
 
+from qwen_check import self_check
+from qwen_check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
 from qwen_megakernel import EngineClosed, KernelFault, TTSEngine, cli
 from qwen_megakernel.backend import build, select
 from qwen_megakernel.backend.build import Build
@@ -27,8 +29,6 @@ from qwen_megakernel.backend.card import Card
 from qwen_megakernel.backend.select import Backend
 from qwen_megakernel.backend.targets import TARGETS
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
-from qwen_megakernel.check import self_check
-from qwen_megakernel.check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
@@ -266,7 +266,7 @@ def test_the_process_finds_what_this_one_finds(interactive, card, child, monkeyp
     monkeypatch.setattr(sys, "path", ["" if interactive else str(tmp_path), *sys.path])
     monkeypatch.chdir(tmp_path if interactive else tmp_path / "elsewhere")
     argv = real_command(GPU, card)
-    assert argv[1:4] == ["-P", "-m", "qwen_megakernel.check.self_check"] and argv[4:] == ["0", "demo", "bf16"]
+    assert argv[1:4] == ["-P", "-m", "qwen_check.self_check"] and argv[4:] == ["0", "demo", "bf16"]
     monkeypatch.setattr(auto, "command", lambda *_: [*argv[:2], "-c", "import only_here\n" + said()])
     assert take()[0] == "megakernel"
 
@@ -275,7 +275,7 @@ real_command = auto.command
 
 
 def test_without_a_gpu_the_real_process_says_so():
-    command = [sys.executable, "-m", "qwen_megakernel.check.self_check", "0", "demo", "bf16"]
+    command = [sys.executable, "-m", "qwen_check.self_check", "0", "demo", "bf16"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0 and "unfinished" in json.loads(done.stdout.splitlines()[-1]), done.stderr
 

@@ -19,13 +19,13 @@ from test_bot_page import CHROMIUM, FLAGS
 from torch import nn
 from waiting import slow_case
 
+from qwen_check import verify
+from qwen_check.reference import INSTALL, Case, reference_audio, reference_module
+from qwen_check.report import Report, parting, tie
+from qwen_check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
 from qwen_megakernel import TTSEngine, Voice
 from qwen_megakernel.backend.select import Backend
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
-from qwen_megakernel.check import verify
-from qwen_megakernel.check.reference import INSTALL, Case, reference_audio, reference_module
-from qwen_megakernel.check.report import Report, parting, tie
-from qwen_megakernel.check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.cli import main
 from qwen_megakernel.errors import BackendError

@@ -25,9 +25,9 @@ from common import wait_until_ready
 from pipecat.utils.string import match_endofsentence
 from serving import running
 
+from qwen_check import bench
 from qwen_megakernel import BackendError, RequestError, SamplingParams, TTSEngine, cli
 from qwen_megakernel.backend.card import find_nvcc
-from qwen_megakernel.check import bench
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
 

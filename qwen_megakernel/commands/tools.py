@@ -1,4 +1,4 @@
-"""`qwen-megakernel verify`, `build`, `quantize`, `merge`, `synthetic`, `bench` and `doctor`."""
+"""`qwen-megakernel build`, `quantize`, `merge` and `synthetic`."""
 
 import argparse
 import time
@@ -8,18 +8,10 @@ from safetensors import SafetensorError
 
 from qwen_megakernel.backend.build import load_extension
 from qwen_megakernel.backend.select import select_device
-from qwen_megakernel.check import bench as benchmark
-from qwen_megakernel.check import doctor as examination
-from qwen_megakernel.check.verify import verify as verify_checkpoint
 from qwen_megakernel.checkpoint.derive import merge_checkpoint, quantize_checkpoint
 from qwen_megakernel.checkpoint.synthetic import write_checkpoint
 from qwen_megakernel.choices import parts_of
-from qwen_megakernel.errors import BackendError, CheckpointError, RequestError
-
-
-def verify(args: argparse.Namespace) -> int:
-    names = ("backend", "device", "weights", "output", "frames", "seed", "ref_audio", "ref_text")
-    return 0 if verify_checkpoint(args.model, **{name: getattr(args, name) for name in names}) else 1
+from qwen_megakernel.errors import BackendError, CheckpointError
 
 
 def build(args: argparse.Namespace) -> int:
@@ -55,15 +47,3 @@ def synthetic(args: argparse.Namespace) -> int:
         raise CheckpointError(f"{folder} cannot be written: {why}; name a new folder") from None
     print(f"wrote   {folder.resolve()}: random weights, so what it says is noise")
     return 0
-
-
-def bench(args: argparse.Namespace) -> int:
-    benchmark.run(args.model, size=args.size, backend=args.backend, device=args.device, weights=args.weights)
-    return 0
-
-
-def doctor(args: argparse.Namespace) -> int:
-    if not args.check and (args.size is not None or args.weights is not None):
-        raise RequestError("--size and --weights need --check: give --check too")
-    fp8 = parts_of(args.weights or "bf16")
-    return examination.run(check=args.check, size=args.size or "0.6b", fp8=fp8, as_json=args.json)

@@ -1,7 +1,7 @@
 """What `backend="auto"` takes on a GPU: the kernel where there is evidence that it is right and faster than PyTorch.
 
 A card with a record of ours starts at once. Any other card that the kernel can be compiled for is checked once. The
-check runs in its own process (check/self_check.py), so an illegal access or a hang there leaves our CUDA context
+check runs in its own process (qwen_check/self_check.py), so an illegal access or a hang there leaves our CUDA context
 intact. It prints lines of JSON:
 
     {"done": 0.35, "what": "..."}     progress
@@ -103,7 +103,7 @@ def command(device: torch.device, key: Key) -> list[str]:
     index = device.index
     if index is None:
         index = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
-    return [sys.executable, "-P", "-m", "qwen_megakernel.check.self_check", str(index), key.size, key.weights]
+    return [sys.executable, "-P", "-m", "qwen_check.self_check", str(index), key.size, key.weights]
 
 
 @dataclass

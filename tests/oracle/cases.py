@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from qwen_megakernel.check.reference import Case, reference_audio
-from qwen_megakernel.check.verify import say
+from qwen_check.reference import Case, reference_audio
+from qwen_check.verify import say
 from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint
 from qwen_megakernel.model.conditioning import AUTO, Conditioning
 from qwen_megakernel.sampling_params import GREEDY

@@ -25,10 +25,10 @@ import recipe  # noqa: E402
 from peft import LoraConfig, get_peft_model  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+from qwen_check.reference import Reference, ReferenceOutput, reference_module  # noqa: E402
+from qwen_check.report import parting, tie  # noqa: E402
+from qwen_check.verify import request_of  # noqa: E402
 from qwen_megakernel import TTSEngine  # noqa: E402
-from qwen_megakernel.check.reference import Reference, ReferenceOutput, reference_module  # noqa: E402
-from qwen_megakernel.check.report import parting, tie  # noqa: E402
-from qwen_megakernel.check.verify import request_of  # noqa: E402
 from qwen_megakernel.checkpoint.derive import merge_checkpoint  # noqa: E402
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint  # noqa: E402
 from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint  # noqa: E402

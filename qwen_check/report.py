@@ -12,7 +12,7 @@ import soundfile
 import torch
 from torch import Tensor
 
-from qwen_megakernel.check.reference import Case
+from qwen_check.reference import Case
 from qwen_megakernel.errors import RequestError
 
 TIE = 1e-5

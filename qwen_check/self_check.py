@@ -1,6 +1,6 @@
 """The process of the self-check: is the kernel right on this machine's card, and is it faster than PyTorch?
 
-    python -m qwen_megakernel.check.self_check DEVICE SIZE WEIGHTS
+    python -m qwen_check.self_check DEVICE SIZE WEIGHTS
 
 trust/auto.py starts it, reads the lines of JSON that it prints, and ends it after a minute. Weights are random, with
 the dims of SIZE. If a launch takes 15 ms, the launches take some 20 s and everything else as long again.
@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from qwen_check.bench import frame_ms, free_memory
+from qwen_check.teacher_forcing import errors, observed, teacher_forced
 from qwen_megakernel.backend.build import load_extension
 from qwen_megakernel.backend.interfaces import AHEAD, PUSH_FRAMES, RECENT_FRAMES, Vocoder
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
-from qwen_megakernel.check.bench import frame_ms, free_memory
-from qwen_megakernel.check.teacher_forcing import errors, observed, teacher_forced
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import dequantized, quantized
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER

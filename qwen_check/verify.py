@@ -23,11 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel import Audio, SamplingParams, TTSEngine, __version__
-from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
-from qwen_megakernel.backend.select import Backend
-from qwen_megakernel.check.bench import free_memory
-from qwen_megakernel.check.reference import (
+from qwen_check.bench import free_memory
+from qwen_check.reference import (
     INSTALL,
     REF_TEXT,
     Case,
@@ -37,8 +34,11 @@ from qwen_megakernel.check.reference import (
     reference_audio,
     reference_module,
 )
-from qwen_megakernel.check.report import Report, new_folder
-from qwen_megakernel.check.teacher_forcing import errors, observed, teacher_forced
+from qwen_check.report import Report, new_folder
+from qwen_check.teacher_forcing import errors, observed, teacher_forced
+from qwen_megakernel import Audio, SamplingParams, TTSEngine, __version__
+from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
+from qwen_megakernel.backend.select import Backend
 from qwen_megakernel.checkpoint.fp8 import dequantized, name_of
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.choices import VERIFIED_FRAMES
@@ -53,7 +53,7 @@ from qwen_megakernel.sampling_params import GREEDY
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.trust.selection import Selection
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("qwen_megakernel.verify")  # shown as the package's own
 
 MOST_FRAMES = 1000  # of an utterance: as many as fit a slot beside any reference audio
 ROWS, VECTOR, PCM, PCM_GPU = 1e-5, 1e-4, 1e-5, 2e-5
