@@ -4,6 +4,7 @@ Help shows them, so what takes long to import is imported by the functions that 
 """
 
 import argparse
+import sys
 import types
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
@@ -78,6 +79,7 @@ class CommandParser(argparse.ArgumentParser):
     usage."""
 
     def parse_known_args(self, args=None, namespace=None):
+        args = sys.argv[1:] if args is None else args
         if self._subparsers is None:  # else its commands know their options
             refuse_unknown_options(self, args)
         namespace, unknown = super().parse_known_args(args, namespace)

@@ -1,6 +1,8 @@
 """`qwen-audiobook`: chapters, paragraphs, pieces, subtitles, speakers, loudness, files by chapter."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +38,11 @@ Yes. "No!" he said.
 ## Two
 So be it.
 """
+
+
+def test_the_script_takes_the_words_of_its_command_line():
+    said = subprocess.run([sys.executable, "-m", "qwen_audiobook", "--fiel", "x"], capture_output=True, text=True)
+    assert said.returncode == 2 and "unknown option --fiel; did you mean --file?" in said.stderr
 
 
 @pytest.fixture(autouse=True)
