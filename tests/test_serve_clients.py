@@ -1,15 +1,19 @@
 """Requests as other servers' clients send them, over HTTP: names of fields, pages of other sites, lists of voices."""
 
 import base64
+import gzip
 import io
 import json
+import socket
 
 import pytest
 import soundfile
 from serving import TEXT, cloning, get, post, ready, recording, request, said, small_demo
 
+from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.fields import FIELDS
 from qwen_megakernel.server.openai.bodies import BATCH, SPEECH
+from qwen_megakernel.server.origins import Origins
 from qwen_megakernel.speech.rates import SpeechRates
 
 PCM = {"response_format": "pcm", "seed": 5}
@@ -186,6 +190,7 @@ def test_head_is_get_without_its_body(server, path):
 
 
 ORIGIN = "https://app.example:8443"
+STAINLESS = "authorization,content-type,x-stainless-arch,x-stainless-retry-count"  # as OpenAI's SDK in a browser
 ASKS = {"origin": ORIGIN, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
 
 
@@ -195,7 +200,11 @@ def test_listed_origins_are_served_and_others_are_told_the_option(token):
     with ready(small_demo, token=token, allow_origins=[ORIGIN]) as server:
         asked = request("OPTIONS", server.url + SPEECH, headers=ASKS)
         assert asked.status_code == 204 and asked.headers["access-control-allow-origin"] == ORIGIN
-        assert "Authorization" in asked.headers["access-control-allow-headers"]
+        asks_more = request(
+            "OPTIONS", server.url + SPEECH, headers=ASKS | {"access-control-request-headers": STAINLESS}
+        )
+        assert asked.headers["access-control-allow-headers"] == "authorization"
+        assert asks_more.headers["access-control-allow-headers"] == STAINLESS
         answer = get(f"{server.url}/v1/models", headers={"origin": ORIGIN} | bearing)
         assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == ORIGIN
         assert "X-Seed" in answer.headers["access-control-expose-headers"] and answer.headers["vary"] == "Origin"
@@ -204,6 +213,80 @@ def test_listed_origins_are_served_and_others_are_told_the_option(token):
         foreign = get(f"{server.url}/v1/models", headers={"origin": "https://evil.example"} | bearing)
         assert "access-control-allow-origin" not in foreign.headers
         assert foreign.status_code == (200 if token else 403)
+
+
+@pytest.mark.parametrize(
+    ("origin", "taken"),
+    [
+        ("app://obsidian.md", True),
+        ("chrome-extension://abcdefghijklmnop", True),
+        ("moz-extension://2b4c6d8e-0000-4000-8000-123456789abc", True),
+        ("capacitor://localhost", True),
+        ("http://[::1]:8080", True),
+        ("file://", True),
+        ("example.com", False),
+        ("https://", False),
+        ("https://example.com/", False),
+        ("https://me@example.com", False),
+        ("null", False),
+        ("*", False),
+    ],
+)
+def test_any_origin_that_a_browser_names_may_be_listed(origin, taken):
+    """Two that stand for pages of anybody need a token."""
+    if taken:
+        assert Origins([origin], has_token=False).are_listed(origin)
+    else:
+        with pytest.raises(BackendError, match="needs a token" if origin in ("*", "null") else "an origin is a scheme"):
+            Origins([origin], has_token=False)
+    if origin in ("*", "null"):
+        assert Origins([origin], has_token=True).are_listed(origin)
+
+
+def test_another_kind_of_page_on_our_host_is_not_our_own(server):
+    host = server.url.removeprefix("http://")
+    assert get(f"{server.url}/v1/models", headers={"origin": f"http://{host}"}).status_code == 200
+    assert get(f"{server.url}/v1/models", headers={"origin": f"capacitor://{host}"}).status_code == 403
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "api-key"])
+def test_the_schemes_of_authorization_have_no_case(scheme):
+    with ready(small_demo, token="a b") as server:
+        for token, status in (("a b", 200), ("a  b", 401), ("A b", 401)):
+            assert get(f"{server.url}/v1/models", headers={"authorization": f"{scheme} {token}"}).status_code == status
+        assert get(f"{server.url}/v1/models", headers={"authorization": "Basic a b"}).status_code == 401
+
+
+def test_a_compressed_body_is_told_as_one(server):
+    body = gzip.compress(json.dumps({"input": "Hello."}).encode())
+    head = {"content-type": "application/json", "content-encoding": "gzip"}
+    answer = post(server.url + SPEECH, content=body, headers=head)
+    assert (
+        answer.status_code == 415 and "Content-Encoding 'gzip': send it as it is" in answer.json()["error"]["message"]
+    )
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": False}, {"stream_format": "sse"}])
+def test_a_client_of_http_1_0_gets_plain_bytes(server, fields):
+    body = json.dumps({"input": TEXT, "voice": "ada", **PCM, **fields}).encode()
+    head = f"POST {SPEECH} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 60) as line:
+        line.sendall(head + body)
+        told = b"".join(iter(lambda: line.recv(1 << 16), b""))
+    answered, _, content = told.partition(b"\r\n\r\n")
+    assert answered.startswith(b"HTTP/1.1 200") and b"transfer-encoding" not in answered
+    assert content == server.post(input=TEXT, voice="ada", **PCM, **fields).content
+
+
+@pytest.mark.parametrize("rate", [None, 8000])
+def test_a_whole_file_states_its_length(server, rate):
+    whole = server.post(input=TEXT, response_format="wav", seed=5, stream=False, sample_rate=rate).content
+    batch = post(server.url + BATCH, json={"inputs": [TEXT], "response_format": "wav", "seed": 5, "sample_rate": rate})
+    streamed = server.post(input=TEXT, response_format="wav", seed=5, sample_rate=rate).content
+    for file in (whole, base64.b64decode(batch.json()["data"][0]["audio"])):
+        assert int.from_bytes(file[4:8], "little") == len(file) - 8
+        assert int.from_bytes(file[40:44], "little") == len(file) - 44
+        assert file[44:] == streamed[44:] and streamed[4:8] == b"\xff\xff\xff\xff"
 
 
 # ---------------------------------------------------------------- voices in a request

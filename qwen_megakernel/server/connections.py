@@ -36,7 +36,8 @@ import logging
 import time
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
@@ -179,6 +180,8 @@ class HttpConnection(HttpToolsProtocol):
         app: ASGIApp = self.config.loaded_app
         if self._crowded and scope["path"] not in OPEN:
             app = error_response(_BUSY, headers={"Connection": "close"})
+        if scope["http_version"] == "1.0":
+            send = _without_chunks(self._answered, send)
         try:
             await app(scope, receive, send)
         except asyncio.CancelledError:  # the server ends; uvicorn would log a traceback
@@ -229,6 +232,26 @@ class HttpConnection(HttpToolsProtocol):
         super().handle_websocket_upgrade()  # it answers, or another protocol has the connection now
         self._stop_timer()
         self.resting.pop(self, None)
+
+
+def _without_chunks(cycle: Any, send: Send) -> Send:
+    """HTTP/1.0 has no chunks: a body of unknown length goes on until the connection ends. uvicorn would send chunks to
+    whoever asks. `cycle`: its state of the request."""
+    endless = False
+
+    async def send_plain(message: Message) -> None:
+        nonlocal endless
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            endless = "content-length" not in headers
+            if endless:
+                headers["connection"] = "close"
+                cycle.chunked_encoding = False
+        elif endless:
+            cycle.expected_content_length = len(message.get("body", b""))  # so uvicorn finds it right each time
+        await send(message)
+
+    return send_plain
 
 
 class SocketConnection(WebSocketsSansIOProtocol):

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 OPEN = ("/health", "/ready")
 """Supervisors ask these paths without a token; the answers say nothing about any client."""
 
-_SCHEMES = ("Bearer", "Api-Key")  # the second is what LiveKit's Qwen3-TTS client sends
+_SCHEMES = ("bearer", "api-key")  # in any case of letters; the second is what LiveKit's Qwen3-TTS client sends
 
 
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -118,8 +118,8 @@ class Guard:
     def _has_token(self, token: str, scope: Scope, headers: Headers) -> bool:
         """The token is in the header, or in a subprotocol, because browsers cannot set a WebSocket's headers. Only our
         own page and listed ones may use the subprotocol. The token is in base64url there, which subprotocols allow."""
-        given = headers.get("authorization", "").encode("latin-1")
-        if any([hmac.compare_digest(given, f"{scheme} {token}".encode()) for scheme in _SCHEMES]):
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if hmac.compare_digest(given.strip().encode("latin-1"), token.encode()) and scheme.lower() in _SCHEMES:
             return True
         if not (is_own(headers) or self._origins.are_listed(headers.get("origin", ""))):
             return False

@@ -7,9 +7,11 @@ from starlette.datastructures import Headers
 
 from qwen_megakernel.errors import BackendError
 
-ANY = "*"
+ANY, NONE = "*", "null"
+"""Every origin; and the one that a browser names for a page without an origin, such as a file or a sandboxed frame."""
+
+_FILES = "file://"  # what Electron names for a page of a file
 _METHODS = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
-_TAKEN = "Authorization, Content-Type, Accept"
 _SHOWN = "X-Seed, X-Ignored, X-Attempts, X-Word-Timestamps, X-Word-Timestamps-Omitted, Retry-After, Content-Disposition"
 _MAX_AGE_S = "600"  # a browser asks again after that
 _PROXYS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
@@ -21,19 +23,22 @@ class Origins:
     def __init__(self, allowed: Sequence[str], *, has_token: bool):
         """
         Args:
-            allowed: such as "https://example.com:8443", or "*".
+            allowed: such as "https://example.com:8443", "app://obsidian.md", "null", or "*".
 
         Raises:
-            BackendError: an origin is malformed, or "*" is given without a token.
+            BackendError: an origin is malformed, or "*" or "null" is given without a token.
         """
         for origin in allowed:
-            if origin == ANY:
+            if origin in (ANY, NONE):
                 if not has_token:
-                    words = "--allow-origin '*' lets every web page use the server, so it needs a token: give --token"
+                    whose = "every web page" if origin == ANY else "the sandboxed frames of every web page"
+                    words = f"--allow-origin '{origin}' lets {whose} use the server, so it needs a token: give --token"
                     raise BackendError(f"{words}, or name the pages' origins")
             elif not _is_origin(origin):
-                words = f"an origin is http:// or https://, a host and maybe a port, got {origin[:80]!r}"
-                raise BackendError(f"{words}: leave out the path and the slash at its end")
+                words = (
+                    "an origin is a scheme, a host and maybe a port, such as https://example.com or app://obsidian.md"
+                )
+                raise BackendError(f"{words}, got {origin[:80]!r}: leave out the path and the slash at its end")
         self._allowed = frozenset(origin.lower() for origin in allowed)
 
     def are_listed(self, origin: str) -> bool:
@@ -50,8 +55,13 @@ class Origins:
         origin = headers.get("origin", "")
         if not self.are_listed(origin):
             return None
-        told = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Allow-Headers": _TAKEN}
-        return told | {"Access-Control-Max-Age": _MAX_AGE_S, "Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+        told = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": _MAX_AGE_S}
+        if asked := headers.get("access-control-request-headers"):  # clients send many of their own
+            told["Access-Control-Allow-Headers"] = asked
+        return told | {
+            "Access-Control-Allow-Origin": origin,
+            "Vary": "Origin, Access-Control-Request-Headers",
+        }
 
     def shared(self, headers: Headers) -> dict[str, str]:
         """The headers with which a listed page may read the answer; none for others."""
@@ -63,8 +73,10 @@ class Origins:
 
 
 def _is_origin(text: str) -> bool:
-    parts = split(text)
-    return parts.scheme in ("http", "https") and text == f"{parts.scheme}://{parts.netloc}"
+    """Browsers name other schemes too: app, capacitor, chrome-extension, moz-extension, tauri."""
+    parts = split(text.lower())
+    whole = text.lower() == f"{parts.scheme}://{parts.netloc}"
+    return text.lower() == _FILES or bool(whole and parts.scheme and parts.hostname and "@" not in parts.netloc)
 
 
 def is_preflight(method: str, headers: Headers) -> bool:
@@ -73,8 +85,8 @@ def is_preflight(method: str, headers: Headers) -> bool:
 
 def is_own(headers: Headers) -> bool:
     """The request is of a page that this server has sent."""
-    origin = headers.get("origin")
-    return origin is not None and split(origin).netloc == headers.get("host", "")
+    parts = split(headers.get("origin", ""))
+    return parts.scheme in ("http", "https") and parts.netloc == headers.get("host", "")
 
 
 def came_by_proxy(headers: Headers) -> str | None:

@@ -115,19 +115,20 @@ class StreamEncoder:
         streams: bytes come out while samples go in. Otherwise all bytes come from `finish`.
     """
 
-    def __init__(self, name: str, rate: int, wanted: int | None = None):
+    def __init__(self, name: str, rate: int, wanted: int | None = None, *, whole: bool = False):
         """
         Args:
             name: the format, one of `MEDIA`, and not `missing`.
             rate: the sample rate of what is encoded, in Hz.
             wanted: the sample rate of the sound, one of `RATES`; None: the same.
+            whole: nobody needs the bytes before the last one, so that a header can state the length.
         """
         self._resample = None
         if wanted not in (None, rate):
             self._resample = resampler(rate, wanted)
             rate = wanted
         self.heavy = name not in ("wav", "pcm")
-        self.streams = name != "flac"  # its header states the length, and many readers refuse a FLAC without it
+        self.streams = not whole and name != "flac"  # many readers refuse a FLAC whose header has no length
         self._sink = _Sink(whole=not self.streams)
         self._encoder = encoder(name, self._sink, rate)
 

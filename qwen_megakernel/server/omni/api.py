@@ -184,8 +184,8 @@ class _Part:
         self._chunks = 0
         self._sent = 0  # samples
         self._rate = config.rate or session.service.engine.sample_rate
-        self._encoder = StreamEncoder(config.name, session.service.engine.sample_rate, config.rate)
-        self._made: list[bytes] = []  # audio that is sent as a whole
+        rate = session.service.engine.sample_rate
+        self._encoder = StreamEncoder(config.name, rate, config.rate, whole=not config.streams)
         self._begun = False
         self.wordless = False
         self._bytes = 0
@@ -244,7 +244,7 @@ class _Part:
                     self._begin(event.seed)
         assert ended
         self._words += self._ends.finish(ended.seconds)
-        self._put_audio(await self._encode(None), last=True)
+        self._put_audio(await self._encode(None))
         if ended.cut:
             raise TextTooLongError(ended.cut)
         return ended
@@ -263,11 +263,8 @@ class _Part:
         make = self._encoder.finish if samples is None else partial(self._encoder.encode, samples)
         return await asyncio.to_thread(make) if self._encoder.heavy else make()
 
-    def _put_audio(self, data: bytes, last: bool = False) -> None:
+    def _put_audio(self, data: bytes) -> None:
         self._bytes += len(data)
-        if not self._config.streams:
-            self._made.append(data)
-            data = b"".join(self._made) if last else b""
         if self._config.words == "chunk":
             self._put_chunk(data)
         elif data:

@@ -268,7 +268,7 @@ async def batch_json(
                 service.check_ready()
                 if (size := len(text)) > (most := service.limits.max_text):
                     raise TextTooLongError(f"input has {size} characters, at most {most} are allowed")
-                encoder = StreamEncoder(name, service.engine.sample_rate, rate)
+                encoder = StreamEncoder(name, service.engine.sample_rate, rate, whole=True)
                 speech = Speech(service, encoder, text, options, speakers=speakers, patient=True)
                 audio = await speech.whole()
                 told = {"index": index, "object": "speech", "format": name, "seed": speech.seed}

@@ -84,8 +84,9 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
         events = body.stream_format == "sse" or (
             body.stream_format is None and body.stream is True and "text/event-stream" in of.headers.get("accept", "")
         )
-        encoder = StreamEncoder(name, service.engine.sample_rate, body.sample_rate)
-        streams = events or (encoder.streams and body.stream is not False)
+        whole = body.stream is False and not events
+        encoder = StreamEncoder(name, service.engine.sample_rate, body.sample_rate, whole=whole)
+        streams = events or encoder.streams
         if body.retries and streams:
             words = "retries needs an answer that is not streamed, because nobody must hear the first try"
             raise RequestError(f"{words}: send stream: false, or a batch", field="retries")
@@ -103,7 +104,7 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
             headers["X-Ignored"] = ", ".join(ignored)
         async with while_connected(of.receive):
             await made.begin()  # an error before the first chunk still sets the HTTP status
-            whole = b"" if streams else await made.whole()
+            file = b"" if streams else await made.whole()
         if events:
             return Streamed(made.events(), made, media_type="text/event-stream", headers=headers)
         if streams:
@@ -112,7 +113,7 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
             headers["X-Attempts"] = str(made.attempts)
         if body.word_timestamps:
             headers |= _words_header(made)
-        return whole_file(whole, headers, MEDIA[name])
+        return whole_file(file, headers, MEDIA[name])
 
     listed: dict[int | str, Any] = {200: {"content": {"application/json": {}}}}
 

@@ -270,13 +270,16 @@ async def read_json(request: Request, kind: type[_Body], or_else: str = "") -> _
 
     Raises:
         RequestError: the body is no JSON.
-        Refused: it is of another media type, or its fields are wrong.
+        Refused: it is of another media type or compressed, or its fields are wrong.
     """
     # Simple clients name no type. A browser lets pages of other sites send that too; the guard refuses those pages.
     media = media_of(request)
     if media and media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
         got = request.headers.get("content-type", "")[:80]
         words = f"send JSON with the header Content-Type: application/json, got Content-Type {got!r}{or_else}"
+        raise Refused(ApiError(415, "invalid", words))
+    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        words = f"the body must not be compressed, got Content-Encoding {coding[:80]!r}: send it as it is"
         raise Refused(ApiError(415, "invalid", words))
     body = await request.body()
     if not body.strip():
