@@ -4,7 +4,7 @@ arithmetic, dates with dots or dashes, marks out of twenty."""
 import re
 from math import gcd
 
-from spoken_text.rule import Rules, ends_of, keep
+from spoken_text.rule import Found, Rules, ends_of, keep
 from spoken_text.spoken import Spoken
 
 _SAME = {"~": "≈", "-": "−", "–": "−", "x": "×", "*": "×", "·": "×", "х": "×", "/": "÷", ":": "÷"}
@@ -100,29 +100,29 @@ class European(Spoken):
                 rule("x", r"(?<![\w.,])(\d{1,4})x(?=\d{1,4}(?!\w))", lambda f: f"{f[1]} {self.by} ")
         rule("+~±≈", r"(?<![\w.,)%])([±≈~+]) ?(?=\d)", lambda f: f"{self.signs[f[1]]} ")
 
-    def _mark(self, found: re.Match[str]) -> str | None:
+    def _mark(self, found: Found) -> str | None:
         """15/20: quinze sur vingt"""
-        before = self.around.word_before(found)
+        before = found.before
         top, bottom = found[0].split("/")
         is_date = before in ("le", "el", "il", "dia", "em", "du", "au", "del", "al", "dal", "c", "с", "на", "до", "от")
         if "," not in top and (int(top) > int(bottom) or is_date or (bottom == "10" and gcd(int(top), 10) == 1)):
             return None
         return f"{self.cardinal(self.value(top), ',')} {self.out_of} {self.cardinal(bottom)}"
 
-    def _no_seconds(self, found: re.Match[str]) -> str | None:
+    def _no_seconds(self, found: Found) -> str | None:
         """les 80s, which are no seconds"""
-        before = self.around.word_before(found)
+        before = found.before
         return keep(found) if before in ("les", "los", "os", "années", "años", "anos", "gli", "anni") else None
 
-    def _sign(self, found: re.Match[str]) -> str:
+    def _sign(self, found: Found | re.Match[str]) -> str:
         return f" {self.signs[found[1]]} "
 
-    def _lead(self, found: re.Match[str]) -> str:
+    def _lead(self, found: Found) -> str:
         said = self.leads[found[1].lower()]
         return f"{said[0].upper() if found[1][0].isupper() else said[0]}{said[1:]} "
 
     def _dates(self, rule: Rules) -> None:
-        def say(found: re.Match[str]) -> str | None:
+        def say(found: Found) -> str | None:
             day, month, year = int(found[1]), int(found[3]), found[4]
             if not (1 <= day <= 31 and 1 <= month <= 12):
                 return keep(found) if found[2] == "." else None
@@ -132,8 +132,8 @@ class European(Spoken):
         rule("-./", rf"(?<![\w.,:/-])(\d\d?)([{'./'.replace(mark, '')}-])(\d\d?)\2(\d{{4}}){guard}", say)
         rule(mark, rf"(?<![\w.,:/-])(\d\d?)([{mark}])(\d\d?)\2([012]\d){guard}", say)
 
-        def day(found: re.Match[str]) -> str | None:
-            dated = self.around.word_before(found) in "le au du el al il dal dia até".split()
+        def day(found: Found) -> str | None:
+            dated = found.before in "le au du el al il dal dia até".split()
             is_day = dated and 1 <= int(found[1]) <= 31 and 1 <= int(found[2]) <= 12
             return self.on_date("", int(found[2]), found[1]) if is_day else None
 

@@ -5,7 +5,7 @@ from functools import cache
 from math import gcd
 
 from spoken_text.european import MAY_BE_ROMAN, number_of
-from spoken_text.rule import Rules, ends_of, keep
+from spoken_text.rule import Found, Rules, ends_of, keep
 from spoken_text.spoken import LANGUAGES, Spoken, plain
 from spoken_text.tables import shared_words, table_of
 
@@ -17,16 +17,15 @@ DIRECTIONS = frozenset("NSEWO")
 
 def phones(spoken: Spoken, rule: Rules) -> None:
     """Digit by digit, with a comma between the groups."""
-    around = spoken.around
 
-    def say(found: re.Match[str]) -> str:
+    def say(found: Found) -> str:
         said = spoken.dialled(found[0])
         return f"{spoken.plus}{spoken.blank}{said}" if found[0][0] == "+" else said
 
-    def local(found: re.Match[str]) -> str | None:
+    def local(found: Found) -> str | None:
         """555-0134, but not 100-2000, which may be a range."""
         is_range = found[0][4] != "0" and found[0].endswith("00")
-        return say(found) if around.before == "〒" or not (found[0][0] in "01" or is_range) else None
+        return say(found) if found.around.before == "〒" or not (found[0][0] in "01" or is_range) else None
 
     before, after = r"(?<![\w.,:/-])(?<!\d )", r"(?![\w-]|[.,]\d)"
     serial = rf"{before}(?:97[89][- ]?)?\d{{1,5}}-\d{{1,7}}-\d{{1,7}}-[\dX](?![\w-])"
@@ -48,7 +47,7 @@ def phones(spoken: Spoken, rule: Rules) -> None:
     # Groups with three hyphens or more, such as serial numbers, are no amounts.
     rule("-", rf"{before}\d+(?:-\d+){{3,20}}(?![\w-])", say)
     named = r"(?<![\w.,])\d{3,20}(?![\w]|[.,:/-]\d)"
-    rule("", named, lambda f: say(f) if around.word_before(f).strip(".:,#") in _CALLED else None)
+    rule("", named, lambda f: say(f) if f.before.strip(".:,#") in _CALLED else None)
 
 
 def fractions(spoken: Spoken, rule: Rules) -> None:
@@ -56,7 +55,7 @@ def fractions(spoken: Spoken, rule: Rules) -> None:
     letters = "A-Za-z0-9_" if spoken.joined else r"\w"
     unit = rf"(?: ?({spoken.unit_names})(?![{letters}/²³]))?"
 
-    def measured(found: re.Match[str]) -> str | None:
+    def measured(found: Found) -> str | None:
         said, unit = say(found), found[3]
         if not said or not unit:
             return said
@@ -66,13 +65,13 @@ def fractions(spoken: Spoken, rule: Rules) -> None:
         form = forms[1 if found[1] and len(forms) > 1 else 0]
         return form.format(said) if "{}" in form else f"{said}{'' if spoken.joined else ' '}{form}"
 
-    def say(found: re.Match[str]) -> str | None:
+    def say(found: Found) -> str | None:
         whole, written = found[1], VULGAR.get(found[2], found[2])
         top, bottom = (int(figure) for figure in written.split("/"))
         said = spoken.part(top, bottom) if 0 < top < bottom <= 10 and gcd(top, bottom) == 1 else None
         if not said:
             return None
-        if found[2] not in VULGAR and not whole and spoken.around.word_before(found) in spoken.words("dated"):
+        if found[2] not in VULGAR and not whole and found.before in spoken.words("dated"):
             return keep(found)
         return said if not whole else spoken.with_part(whole, said, is_half=bottom == 2)
 
@@ -85,7 +84,7 @@ def others(spoken: Spoken, rule: Rules) -> None:
     dot = f"{spoken.blank}{spoken.dot}{spoken.blank}"
 
     @rule(".", r"(?<![\w.,])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)")
-    def address(found: re.Match[str]) -> str | None:
+    def address(found: Found) -> str | None:
         parts = found[0].split(".")
         if not all(part == "0" or (part[0] != "0" and int(part) < 256) for part in parts):
             return None
@@ -95,7 +94,7 @@ def others(spoken: Spoken, rule: Rules) -> None:
     if names := spoken.table("directions"):
 
         @rule("°", rf"(?<![\w.,])({spoken.pattern}) ?° ?([NSEWO])(?!\w)")
-        def toward(found: re.Match[str]) -> str | None:
+        def toward(found: Found) -> str | None:
             said = spoken.counted_as(found[1], "°")
             return said and f"{said} {names[found[2]]}"
 

@@ -6,7 +6,7 @@ stays."""
 import re
 
 from spoken_text.european import European, number_of
-from spoken_text.rule import Kept, Rules, ends_of, initials, keep
+from spoken_text.rule import Found, Kept, Rules, ends_of, initials, keep
 
 _WORD = re.compile(r"[a-zà-ÿœ'’-]+")
 _FEMININE_BEFORE = frozenset("las unas estas esas aquellas as umas nas das às estas essas aquelas".split())
@@ -71,13 +71,13 @@ class Romance(European):
         """Is the word behind this number needed to tell how the number ends?"""
         return False
 
-    def noun(self, found: re.Match[str]) -> str:
+    def noun(self, found: Found) -> str:
         """The word that the number counts, or else the next word; empty if a mark follows."""
-        text, link = found.string[found.end() :], self._data["and"].strip()
+        text, link = found.rest, self._data["and"].strip()
         if text and text[0] != " ":
             return ""
-        words = [*text.split(), self.around.after]
-        between = self.around.word_before(found) in ("entre", "tra", "fra")
+        words = [*text.split(), found.around.after]
+        between = found.before in ("entre", "tra", "fra")
         if len(words) > 2 and (words[0] in _RANGE or (between and words[0] == link)) and _NUMBER.fullmatch(words[1]):
             words = words[2:]
         if len(words) > 3 and words[1] == "cada" and words[2].isdecimal():
@@ -88,16 +88,16 @@ class Romance(European):
             words = words[1:]  # 1 de las
         return words[0].rstrip(_CLOSING)
 
-    def agree(self, found: re.Match[str], value: str, said: str, in_range: bool = False) -> str:
+    def agree(self, found: Found, value: str, said: str, in_range: bool = False) -> str:
         if not value.isdecimal():
             return said
-        before, labels = self.around.word_before(found), self.words("labels")
+        before, labels = found.before, self.words("labels")
         if before in labels or before.rstrip(".") + "." in labels:
             return self.changed(said, "labelled")
         if before in _YEAR_AFTER and re.fullmatch(r"1[1-9]\d\d|20\d\d", found[0]):
             return said
         noun = self.noun(found)
-        each = " cada " in found.string[found.end() : found.end() + 9]
+        each = " cada " in found.rest[:9]
         known = self.gender_at(noun, before, value, value == "1" and not in_range and not each)
         takes_of = noun in self.words("many") if self.words("many") else known
         if int(value) and int(value) % 10**6 == 0 and takes_of:
@@ -134,7 +134,7 @@ class Romance(European):
 
     # ---------------------------------------------------------------- rules
 
-    def ordinal_at(self, found: re.Match[str]) -> str | None:
+    def ordinal_at(self, found: Found) -> str | None:
         said = self.ordinal(found[1])
         return self.feminine_ordinal(said) if found[0][-1] in "ªa" else self.shortened(said, found[0])
 
@@ -161,7 +161,7 @@ class Romance(European):
         months = "|".join(self.months)
 
         @rule(initials(self.months), rf"(?<![\w.,:/-])(\d\d?) ({months})(?!\w)(?: (?:del? )?(\d{{4}})(?![\w]|[.,]\d))?")
-        def named(found: re.Match[str]) -> str | None:
+        def named(found: Found) -> str | None:
             """5 febrero 2024"""
             month = self.months.index(found[2]) + 1
             return self.on_date(found[3] or "", month, found[1]) if 1 <= int(found[1]) <= 31 else None
@@ -175,7 +175,7 @@ class Romance(European):
         half = r"(?<![\w.,/:–-])(?<!\d )(?:1/2|½)(?= ?[a-zà-ÿ]|$)(?! ?(?:kg|g|l|km|m|cm|h|ml|mg)\b)"
         rule("/½", half, self._half)
 
-    def _and_half(self, found: re.Match[str]) -> str | None:
+    def _and_half(self, found: Found) -> str | None:
         """2 1/2 tasses: deux tasses et demie."""
         number, noun = found[1], found[2]
         kind = self.gender(noun)
@@ -187,19 +187,19 @@ class Romance(European):
         words = self.inflected(words, "f") if kind == "f" else words
         return f"{words} {noun} {self.table('and_half')[kind]}"
 
-    def _half(self, found: re.Match[str]) -> str | None:
-        before = self.around.word_before(found)
+    def _half(self, found: Found) -> str | None:
+        before = found.before
         if before in ("un", "una", "um", "uma", "une") or before[-1:].isdigit():
             return None
         if before in ("an", "ans", "heure", "heures", "jours", "mois", "años", "anos", "anni"):
             return keep(found)
-        kind = self.gender(self.around.word_after(found))
+        kind = self.gender(found.after)
         return Kept(self.table("half")[kind]) if kind else None
 
-    def _loose_ordinal(self, found: re.Match[str]) -> str | None:
+    def _loose_ordinal(self, found: Found) -> str | None:
         """il 3° posto, la 2a volta: with an article before, and a noun behind."""
-        before, noun = self.around.word_before(found), self.around.word_after(found)
-        if not re.fullmatch("[a-zà-ú]{3,}", noun) or found.string[found.end() : found.end() + 1].strip():
+        before, noun = found.before, found.after
+        if not re.fullmatch("[a-zà-ú]{3,}", noun) or found.rest[:1].strip():
             return None
         kind = {"°": "m", "o": "m", "a": "f"}[found[2]]
         articles = {"m": "il al del dal nel sul el o ao do no", "f": "la alla della dalla nella sulla a à da na"}[kind]
@@ -220,9 +220,8 @@ class Romance(European):
         joins = r"(?: (?:y|e|al|a) (?:(?:el|il|o) )?| ?[-–] ?)"
         chain = rf"{_ROMAN}(?:{joins}{_ROMAN}){{0,3}}"
         rule("ILVX", rf"(?<!\w)((?i:{ends_of(self.centuries)})) ({chain})(?!\w)", self._century)
-        before = self.around
         written = rf"^({chain})(?!\w)"
-        rule("ILVX", written, lambda f: self.chain(f[1]) if before.before.lower() in self.centuries else None)
+        rule("ILVX", written, lambda f: self.chain(f[1]) if f.around.before.lower() in self.centuries else None)
         self.centuries_behind(chain, rule)
         rule("ILVX", rf"(?<!\w)({_ROMAN})(?!\w)", self._event)
 
@@ -238,13 +237,13 @@ class Romance(European):
         is_ordinal = self.code == "it" or number <= 10
         return self.ordinal(str(number)) if is_ordinal else self.cardinal(str(number))
 
-    def _century(self, found: re.Match[str]) -> str | None:
+    def _century(self, found: Found) -> str | None:
         said, name = self.chain(found[2]), self.centuries[found[1].lower()]
         return said and f"{name[0].upper() if found[1][0].isupper() else name[0]}{name[1:]} {said}"
 
-    def _event(self, found: re.Match[str]) -> str | None:
+    def _event(self, found: Found) -> str | None:
         """II Guerra Mundial."""
-        kind = self.table("events").get(self.around.word_after(found).lower())
+        kind = self.table("events").get(found.after.lower())
         if not kind or not 0 < number_of(found[1]) < 40:
             return None
         said = self.ordinal(str(number_of(found[1])))

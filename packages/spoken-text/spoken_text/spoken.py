@@ -1,15 +1,14 @@
 """How a language says numbers, units, dates and times: the words of its folder, its own class there, and num2words."""
 
 import re
-import threading
 from decimal import Decimal
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
 
 from spoken_text.errors import LanguageError
 from spoken_text.languages import NAMES, primary_subtag
-from spoken_text.rule import Around, Rules, ends_of, initials
+from spoken_text.rule import Found, Rules, ends_of, initials
 from spoken_text.tables import table_of
 
 try:
@@ -61,8 +60,6 @@ class Spoken:
 
     def __init__(self, code: str):
         self.code = code  # as num2words has it
-        self.around = Around()
-        self.reader: Any = None  # `numbers.Numbers`, once it is made
         self._data = table_of(f"{code}/words")
         vars(self).update({name: words for name, words in self._data.items() if not isinstance(words, dict)})
         self.units, self.one = self._data["units"], self.table("one")
@@ -129,25 +126,23 @@ class Spoken:
 
     # ---------------------------------------------------------------- numbers that agree with the words around them
 
-    def agree(self, found: re.Match[str], value: str, said: str, in_range: bool = False) -> str:
+    def agree(self, found: Found, value: str, said: str, in_range: bool = False) -> str:
         """The words for a number as they are at this place. `said`: as they are alone."""
         return said
 
-    def measured(self, found: re.Match[str], value: str, forms: list[str], gender: str) -> str | None:
+    def measured(self, found: Found, value: str, forms: list[str], gender: str) -> str | None:
         """A number with a noun, both in their case; None if the nominative says it."""
         return None
 
-    def money_at(self, found: re.Match[str], sign: str, written: str, scale: str | None) -> str | None:
+    def money_at(self, found: Found, sign: str, written: str, scale: str | None) -> str | None:
         """The same for money."""
         return None
 
-    def scaled_at(self, found: re.Match[str], written: str, scale: str) -> str | None:
+    def scaled_at(self, found: Found, written: str, scale: str) -> str | None:
         """The same for a power of ten."""
         return None
 
-    def range_at(
-        self, found: re.Match[str], first: str, last: str, noun: str = "", scale: str | None = None
-    ) -> str | None:
+    def range_at(self, found: Found, first: str, last: str, noun: str = "", scale: str | None = None) -> str | None:
         """The same for a range."""
         return None
 
@@ -234,7 +229,7 @@ class Spoken:
             return self.cardinal(year)
         return num2words(int(year), lang=self.code, to="year")
 
-    def ordinal_at(self, found: re.Match[str]) -> str | None:
+    def ordinal_at(self, found: Found) -> str | None:
         """The ordinal whose digits are the match's first group."""
         return self.ordinal(found[1])
 
@@ -253,7 +248,7 @@ class Spoken:
         """A telephone number, digit by digit, with a pause between the groups."""
         return self.pause.join(map(self.digits, re.findall(r"\d+", written)))
 
-    def ratio(self, found: re.Match[str]) -> str:
+    def ratio(self, found: Found) -> str:
         """2:1"""
         return self.blank.join((self.cardinal(found[1]), self.ratio_to, self.cardinal(found[2])))
 
@@ -425,7 +420,7 @@ class Spoken:
         """A part of a duration."""
         return self.counted(value, unit)
 
-    def dated(self, found: re.Match[str], year: str, month: int, day: str) -> str:
+    def dated(self, found: Found, year: str, month: int, day: str) -> str:
         """The date of a match."""
         return self.on_date(year, month, day)
 
@@ -458,15 +453,11 @@ def gender_of(forms: list[str]) -> str:
     return "f" if forms[-1] == "f" else "m"
 
 
-_of_thread = threading.local()
-
-
+@cache
 def spoken_in(language: str) -> Spoken:
-    """A language of `LANGUAGES`, made once a thread: its rules use what stands around the phrase that it reads."""
-    made, code = vars(_of_thread), LANGUAGES[language]
-    if code not in made:
-        made[code] = import_module(f"spoken_text.{code}.rules").Language(code)
-    return made[code]
+    """A language of `LANGUAGES`, made once."""
+    code = LANGUAGES[language]
+    return import_module(f"spoken_text.{code}.rules").Language(code)
 
 
 def language_name(language: str | None) -> str | None:

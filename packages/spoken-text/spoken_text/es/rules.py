@@ -3,7 +3,7 @@
 import re
 
 from spoken_text.romance import Romance
-from spoken_text.rule import Rules, keep
+from spoken_text.rule import Found, Rules, keep
 
 
 class Language(Romance):
@@ -19,9 +19,9 @@ class Language(Romance):
         rule(" ", r"(?<![\w.,:/-])[679]\d\d(?: \d\d){3}(?![\w-]|[.,]\d)", lambda f: self.dialled(f[0]))
         rule("$", r"\$ ?([\d.,]*\d)(?![\w])", self._pesos)
         part, behind = r"(?<![\w.,:/-])\d{1,2}/\d{1,2}(?![\w/])", ("parte", "partes")
-        rule("/", part, lambda f: keep(f) if self.around.word_after(f) in behind else None)
+        rule("/", part, lambda f: keep(f) if f.after in behind else None)
 
-    def _pesos(self, found: re.Match[str]) -> str | None:
+    def _pesos(self, found: Found) -> str | None:
         """$ 200 pesos, $ 200 ARS: the word behind tells the currency"""
-        after = self.around.word_after(found)
+        after = found.after
         return found[1] if after == "pesos" or re.fullmatch("ARS|COP|CLP|UYU|MXN", after) else None

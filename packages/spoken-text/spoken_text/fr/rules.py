@@ -4,14 +4,14 @@ import re
 
 from spoken_text.european import number_of
 from spoken_text.romance import Romance
-from spoken_text.rule import Rules
+from spoken_text.rule import Found, Rules
 
 _ROMAN = re.compile(r"([IVX]{2,8}|[VX]|I(?=er|re|ʳᵉ|ᵉʳ))(er|re|e|i?èmes?|ʳᵉ|ᵉʳ|ᵉ)")
 _VOWELS = tuple("aeiouyéèêœh")
 
 
 class Language(Romance):
-    def ordinal_at(self, found: re.Match[str]) -> str | None:
+    def ordinal_at(self, found: Found) -> str | None:
         number, end = found[1], found[0].lstrip("0123456789")
         many, end = "s" if end[-1] == "s" else "", end.removesuffix("s")
         if number == "1" and end in ("er", "ᵉʳ", "re", "ère", "ʳᵉ"):
@@ -44,9 +44,9 @@ class Language(Romance):
         rule(".", r"(?<![\w.,:/-])0[1-9](?:\.\d\d){4}(?![\w.]\d)", lambda f: self.dialled(f[0]))
         super().middle(rule)
 
-    def _roman(self, found: re.Match[str]) -> str | None:
+    def _roman(self, found: Found) -> str | None:
         """Le XIXe; alone, Xe may be a sign or a name."""
-        words = self.around.word_before(found), self.around.word_after(found).lower()
+        words = found.before, found.after.lower()
         number = number_of(found[1])
         if not number or not (
             len(found[1]) > 1 or words[0] in self.words("articles") or words[1] in self.words("numbered")
@@ -55,9 +55,9 @@ class Language(Romance):
         first = "première" if found[2][0] in "rʳ" else "premier"
         return first if number == 1 else self.ordinal(str(number))
 
-    def _half_more(self, found: re.Match[str]) -> str:
+    def _half_more(self, found: Found) -> str:
         said = self.counted(found[1], "h") if found[2][0] == "h" else None
         return f"{said} et demie" if said else f"{self.cardinal(found[1])} {found[2]} et demi"
 
-    def _height(self, found: re.Match[str]) -> str:
+    def _height(self, found: Found) -> str:
         return f"{'un mètre' if found[1] == '1' else 'deux mètres'} {self.cardinal(found[2])}"

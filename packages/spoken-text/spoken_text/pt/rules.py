@@ -1,9 +1,7 @@
 """What only Portuguese says or writes. It is said as in Brazil: dezenove, um bilhão."""
 
-import re
-
 from spoken_text.romance import Romance
-from spoken_text.rule import Rules
+from spoken_text.rule import Found, Rules
 
 
 class Language(Romance):
@@ -17,5 +15,5 @@ class Language(Romance):
         self.iberian(rule)
         rule("-", r"(?<![\w.,:/-])\d{4}-\d{3}(?!\w|[.,-])", self._postal)
 
-    def _postal(self, found: re.Match[str]) -> str | None:
-        return self.dialled(found[0]) if self.around.word_after(found)[:1].isupper() else None
+    def _postal(self, found: Found) -> str | None:
+        return self.dialled(found[0]) if found.after[:1].isupper() else None
