@@ -35,9 +35,6 @@ def money(spoken: Spoken, rule: Rules) -> None:
         number = rf"\d+,\d\d(?![.,]?\d)|\.\d\d?(?!\d)|{number}"  # €5,50 and $.50
     begins, ends, letters = r"(?<![\w.,])", r"(?![\d]|[.,]\d)", _TAIL if spoken.joined else r"(?!\w)"
 
-    def stop(found: Found, name: str) -> str:
-        return found.stop() if name[-1] == "." else ""
-
     def ranged(
         found: Found, signs: set[str | None], first: tuple[str, str | None], last: tuple[str, str | None]
     ) -> str:
@@ -47,7 +44,7 @@ def money(spoken: Spoken, rule: Rules) -> None:
             return keep(found)
         sign = signs.pop() or ""
         if not first[1] and (said := spoken.range_at(found, first[0], last[0], spoken.many(sign), last[1])):
-            return said + stop(found, sign)
+            return said + found.stop(sign)
         if (first[1] and not last[1]) or not (first[1] or last[1] or "." not in spoken.value(first[0])):
             start = spoken.amount(sign, *first)
         else:
@@ -63,7 +60,7 @@ def money(spoken: Spoken, rule: Rules) -> None:
         said = spoken.money_at(found, sign, written, size) or spoken.amount(sign, written, size)
         if not said or isinstance(said, Kept):
             return said
-        return spoken.below_zero(found[1]) + said + stop(found, sign)
+        return spoken.below_zero(found[1]) + said + found.stop(sign)
 
     written = rf"(?<![\w])([-−])?{sign} ?({number}){scale}{ends}(?![-–~]\d){_TAIL}"
     rule(INITIALS, written, lambda f: single(f, f[2], f[3], f[4]))
@@ -91,9 +88,6 @@ def scaled(spoken: Spoken, rule: Rules) -> None:
             return name == "k" or "." in value or crowd or (name == "K" and float(value) >= 12)
         return (name == "k" and glued) or name not in _ONLY_MONEY
 
-    def stop(found: Found, name: str) -> str:
-        return found.stop(spoken.code == "de") if name[-1] == "." else ""
-
     def ranged(found: Found) -> str | None:
         first, first_scale, last, last_scale = found[1], found[2], found[3], found[4]
         sure = last_scale in ("k", "K") and last + last_scale in found[0]
@@ -102,16 +96,16 @@ def scaled(spoken: Spoken, rule: Rules) -> None:
             return None
         said = None if first_scale else spoken.range_at(found, first, last, "", last_scale)
         said = said or spoken.range(spoken.scaled(first, first_scale), spoken.scaled(last, last_scale))
-        return said and said + stop(found, last_scale)
+        return said and said + found.stop(last_scale, spoken.code == "de")
 
     def single(found: Found) -> str | None:
         if not is_scale(found, found[2], found[3]):
             return None
         if said := spoken.scaled_at(found, found[2], found[3]):
-            return said if isinstance(said, Kept) else said + stop(found, found[3])
+            return said if isinstance(said, Kept) else said + found.stop(found[3], spoken.code == "de")
         said, exact = spoken.scaled(found[2], found[3]), spoken.exact(found[2], found[3])
         said = spoken.agree(found, exact, said, True) if said and exact and spoken.code != "ru" else said
-        return said and spoken.below_zero(found[1]) + said + stop(found, found[3])
+        return said and spoken.below_zero(found[1]) + said + found.stop(found[3], spoken.code == "de")
 
     rule(DASHES, rf"(?<![\w.,-])({number}){scale}? ?{DASH} ?({number}){scale}(?!\w)", ranged)
     written = rf"(?<![\w.,])([-−])?({number}){scale}" + ("" if spoken.joined else r"(?!\w)")
@@ -148,7 +142,7 @@ def units(spoken: Spoken, rule: Rules) -> None:
         if isinstance(said, Kept):
             return said
         said = said or counted(found[2], unit, found[1])
-        return said and said + (found.stop(spoken.code == "de") if found[3][-1] == "." else "")
+        return said and said + found.stop(found[3], spoken.code == "de")
 
     ends = r"(?<!%)(?![A-Za-z0-9_À-ɏЀ-ӿ²³]|/[A-Za-z0-9])|(?<=%)" if spoken.joined else r"(?![\w²³/])"
     ends = rf"(?:{ends})(?!-\d)"
@@ -159,7 +153,6 @@ def units(spoken: Spoken, rule: Rules) -> None:
 def ranges(spoken: Spoken, rule: Rules) -> None:
     """Two numbers with a dash between. A hyphen counts only if the second one is larger: 3-2 is a score."""
     number = spoken.pattern
-
     guard = rf"(?![.,:/_]?\d)(?![-–~]\d){_TAIL}" + ("(?![가-힣])" if spoken.code == "ko" else "")
 
     @rule(DASHES, rf"(?<![\w.,:/-])({number})(?: (?=[–~～〜]))?({DASH})(?:(?<=[–~～〜]) )?({number}){guard}")

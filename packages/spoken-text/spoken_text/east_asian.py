@@ -2,7 +2,7 @@
 
 import re
 
-from spoken_text.rule import DASHES, SUPERSCRIPTS, Found, Kept, Rules, keep
+from spoken_text.rule import DASHES, HOUR, MINUTE, SUPERSCRIPTS, Found, Kept, Rules, keep
 from spoken_text.spoken import Spoken
 
 _DASHES = "[-–—~～〜－−]"
@@ -68,9 +68,9 @@ class EastAsian(Spoken):
         written = r"(?<![\w.,/+-])(?<![\d)] )\d{2,6}-\d{2,6}-\d{2,8}(?![\w.-])"
         rule("-", written, lambda f: self.dialled(f[0]) if sum(map(str.isdecimal, f[0])) >= 9 else None)
 
-        @rule(
-            "万亿億만억천", rf"(?<![\w.,/-])({self.pattern}) ?([万亿億만억천]) ?({self.unit_names})(?![A-Za-z0-9²³/])"
-        )
+        written = rf"(?<![\w.,/-])({self.pattern}) ?([万亿億만억천]) ?({self.unit_names})(?![A-Za-z0-9²³/])"
+
+        @rule("万亿億만억천", written)
         def scaled(found: Found) -> str | None:
             form, two = self.units[found[3]][0], found[1] == "2"
             said = f"{self.before_scale('2') if two else self.said(found[1])}{found[2]}"
@@ -91,11 +91,10 @@ class EastAsian(Spoken):
         """With two digits of hours 14:30:05 is a time of day, with one it lasts. 78:96 is a score."""
         _, minutes, seconds = self._data["clock_marks"]
 
-        @rule(":：", r"(?<![\w.,:/-])(\d{1,2})([:：])([0-5]\d)\2([0-5]\d)(?![\w:/]|[.,]\d)")
+        @rule(":：", rf"(?<![\w.,:/-]){HOUR}([:：]){MINUTE}\2{MINUTE}(?![\w:/]|[.,]\d)")
         def clock(found: Found) -> str | None:
             hour, minute, second = found[1], found[3], found[4]
-            is_time = len(hour) == 2 or _AT.search(found.ahead)
-            if not is_time or int(hour) > 24:
+            if len(hour) == 1 and not _AT.search(found.ahead):
                 return None
             said = self.at_time(hour, minute)
             if second == "00":
@@ -105,10 +104,8 @@ class EastAsian(Spoken):
             zero = self.zero_of if second[0] == "0" else ""
             return f"{said}{self.blank}{zero}{self.cardinal(str(int(second)))}{seconds}"
 
-        @rule(":：", r"(?<![\w.,:：/-])([1-9]\d{0,2})[:：]([1-9]\d)(?![\w:：/]|-\d|[.,]\d)")
-        def ratio(found: Found) -> str | None:
-            is_time = int(found[1]) <= 24 and int(found[2]) <= 59
-            return None if is_time else self.ratio(found)
+        score = r"(?<![\w.,:：/-])([1-9]\d{0,2})[:：]([1-9]\d)(?![\w:：/]|-\d|[.,]\d)"
+        rule(":：", score, lambda f: self.ratio(f) if int(f[1]) > 24 or int(f[2]) > 59 else None)
 
     def _hyphens(self, rule: Rules) -> None:
         """嫦娥-5 is no number below zero."""
@@ -165,18 +162,11 @@ class EastAsian(Spoken):
         rule("-/", written, lambda f: self.month(f[1], f[2] or f[3]))
         ends = r"(?=$|[-~～〜）) ]|到|至|から|부터)"
         rule(".", rf"(?<![\w.,/-]){year}\.(?:0[1-9]|1[0-2]){ends}(?! ?[%A-Za-z元円万萬亿億원만])", keep)
-
-        @rule("-/", r"(?<![\w.,/:-])(0[1-9])[-/](0[1-9]|[12]\d|3[01])(?![\w.,/:-])")
-        def padded(found: Found) -> str | None:
-            is_more = re.match(r" ?\d", found.rest)
-            return None if is_more else self.on_date("", int(found[1]), found[2])
-
+        padded = r"(?<![\w.,/:-])(0[1-9])[-/](0[1-9]|[12]\d|3[01])(?![\w.,/:-]| ?\d)"
+        rule("-/", padded, lambda f: self.on_date("", int(f[1]), f[2]))
         rule(self.dated_zeros, rf"(?<![\w.,:/-])0(?=[1-9] ?[{self.dated_zeros}])", lambda f: "")
-
-        @rule("/", rf"(?<![\w.,/:–-]){month}/{day}(?![\w/]|[.,]\d)")
-        def on_weekday(found: Found) -> str | None:
-            named = re.match(rf" ?[(（](?:[{self.weekdays}]|$)", found.behind)
-            return self.on_date("", int(found[1]), found[2]) if named else None
+        named, weekday = rf"(?<![\w.,/:–-]){month}/{day}(?![\w/]|[.,]\d)", rf" ?[(（](?:[{self.weekdays}]|$)"
+        rule("/", named, lambda f: self.on_date("", int(f[1]), f[2]) if re.match(weekday, f.behind) else None)
 
     def dotted_dates(self, year: str, month: str, day: str, rule: Rules) -> None:
         rule(".", rf"(?<![\w.,/-]){year}\.{month}\.{day}(?![\w.])", self.date_at)

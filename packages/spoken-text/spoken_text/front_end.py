@@ -19,17 +19,8 @@ from spoken_text.stage import FIRST_MARK, check_text, has_words, is_mark
 
 log = logging.getLogger(__name__)
 
-
 _HALVES = re.compile("[\ud800-\udfff]")
 _AT_MARKS = re.compile(f"([{FIRST_MARK}-\U0010ffff])")
-
-
-def check_normalize(normalize: str) -> None:
-    """Raises TextError for a `normalize` that is not in `NORMALIZE`, and for "auto" without num2words."""
-    if not isinstance(normalize, str) or normalize not in NORMALIZE:
-        raise TextError(f"normalize must be one of {', '.join(NORMALIZE)}, got {reprlib.repr(normalize)}")
-    if normalize == "auto" and num2words is None:
-        raise TextError("normalize='auto' needs the package num2words: pip install num2words, or take normalize='off'")
 
 
 class TextFrontEnd:
@@ -57,10 +48,14 @@ class TextFrontEnd:
                 normalizer's.
 
         Raises:
-            TextError: `normalize` has another value, or another argument another type. LanguageError: the same of
-                `language`.
+            TextError: `normalize` has another value, or is "auto" without num2words, or another argument has another
+                type. LanguageError: the same of `language`.
         """
-        check_normalize(normalize)
+        if not isinstance(normalize, str) or normalize not in NORMALIZE:
+            raise TextError(f"normalize must be one of {', '.join(NORMALIZE)}, got {reprlib.repr(normalize)}")
+        if normalize == "auto" and num2words is None:
+            how = "pip install num2words, or take normalize='off'"
+            raise TextError(f"normalize='auto' needs the package num2words: {how}")
         language_name(language)  # which refuses what is no string
         _check_type("lexicon", lexicon, Lexicon | None)
         _check_type("lenient", lenient, bool)

@@ -3,7 +3,7 @@ numbers, rates, seasons."""
 
 import re
 
-from spoken_text.rule import SUPERSCRIPTS, Found, Rules, ends_of
+from spoken_text.rule import HOUR, MINUTE, SUPERSCRIPTS, Found, Rules, ends_of
 from spoken_text.spoken import Spoken, plain
 
 _FOLLOWERS = frozenset("+ +/- = × x · ÷ ± ≈ ≥ ≤ ≠ - − * / < > :".split())
@@ -87,10 +87,9 @@ class Germanic(Spoken):
 
         @rule("-−", r"(?<=\d) [-−] (?=\d)")
         def minus(found: Found) -> str | None:
-            ahead, behind = found.head, found.rest
-            if re.search(r" = ?-?\d|=$", behind):
+            if re.search(r" = ?-?\d|=$", found.rest):
                 return f" {words['-']} "
-            first, last = re.search(r"(?<![\d.,])\d{1,9}$", ahead), re.match(r"\d{1,9}(?![\d.,:])", behind)
+            first, last = re.search(r"(?<![\d.,])\d{1,9}$", found.head), re.match(r"\d{1,9}(?![\d.,:])", found.rest)
             is_range = first and last and int(first[0]) < int(last[0]) and found.around.after[:1].islower()
             return f" {words['to']} " if is_range else None
 
@@ -112,12 +111,9 @@ class Germanic(Spoken):
         rule("~", rf"(?<![\w~])~ ?(?={_AMOUNT})", lambda f: f"{words['~']} ")
         rule("≈≠≤≥", rf"(?<![\w=<>])([≥≤≈≠]) ?(?={_AMOUNT})", lambda f: f"{words[f[1]]} ")
         rule("<>", rf"(?<![\w=<>/-])([<>]) (?={_AMOUNT})", lambda f: f"{words[f[1]]} ")
-
-        @rule("<>", rf"(?<![\w=<>/-])[<>](?={_AMOUNT})(?!\d{{1,9}}>)")
-        def compared(found: Found) -> str | None:
-            heart = found[0] == "<" and re.match(r"3(?![\d.,]\d|\d|%)", found.rest)
-            return None if heart else f"{words['less' if found[0] == '<' else 'more']} "
-
+        no_heart = r"(?!<3(?!\d|[.,]\d|%))"
+        compared = rf"(?<![\w=<>/-]){no_heart}[<>](?={_AMOUNT})(?!\d{{1,9}}>)"
+        rule("<>", compared, lambda f: f"{words['less' if f[0] == '<' else 'more']} ")
         rule("√", r"√ ?(?=\d)", lambda f: f"{words['√']} ")
 
         def one_by_one(written: str) -> str:
@@ -166,14 +162,12 @@ class Germanic(Spoken):
             sure = near & _RATIOS or _GROUPED.fullmatch(found[2])
             return f"{found[1]} {self.ratio_to} {found[2]}" if sure else None
 
-        clock = r"(?<![\w.,:/-])([01]?\d|2[0-4]):([0-5]\d):([0-5]\d)"
+        clock = rf"(?<![\w.,:/-]){HOUR}:{MINUTE}:{MINUTE}"
         if self.code == "en":
-            rule(":", rf"{clock} ?([AaPp])\.?[Mm]\b\.?", lambda f: exact(f[1], f[2], f[3], f"{f[4].upper()}M"))
+            rule(":", rf"{clock} ?([AaPp])\.?[Mm]\b\.?", lambda f: exact(f[1], f[2], f[3], f[4]))
 
-        @rule(":", rf"{clock}(?: Uhr\b)?(?![\w:/]|[.,]\d)")
-        def at(found: Found) -> str | None:
-            is_time = found.before in _AT or "Uhr" in found[0]
-            return exact(found[1], found[2], found[3]) if is_time else None
+        at = rf"{clock}(?: Uhr\b)?(?![\w:/]|[.,]\d)"
+        rule(":", at, lambda f: exact(f[1], f[2], f[3]) if f.before in _AT or "Uhr" in f[0] else None)
 
         @rule(":", rf"(?<![\w.,:/-])(\d{{1,3}}):([0-5]\d) ({self.hours})\b\.?")
         def length(found: Found) -> str:
@@ -182,7 +176,7 @@ class Germanic(Spoken):
             if said.startswith("eine ") and found.before in ("in", "nach", "vor", "seit", "mit", "von"):
                 said = f"einer{said[4:]}"
             said += f" {self.counted(str(int(found[2])), smaller)}" if int(found[2]) else ""
-            return said + (found.stop(self.code == "de") if found[0][-1] == "." else "")
+            return said + found.stop(found[0], self.code == "de")
 
         @rule(":", rf"(?<![\w.,:/-])(\d{{1,2}}):([0-5]\d)({re.escape(self.decimal)})(\d{{1,3}})(?![\w:/]|[.,]\d)")
         def lap(found: Found) -> str:

@@ -5,7 +5,7 @@ from functools import cache, partial
 
 from spoken_text import amounts, figures, times
 from spoken_text.code import HARDWARE
-from spoken_text.rule import Around, Found, Kept, Rules, Say, keep, uncover
+from spoken_text.rule import DAY, MONTH, Around, Found, Kept, Rules, Say, keep, uncover
 from spoken_text.spoken import Spoken
 from spoken_text.stage import is_cjk
 
@@ -57,10 +57,8 @@ class Numbers:
         self._rest(rule)
         spoken.last(rule)
 
-    def read(self, phrase: str, before: str, begins: bool, after: str = "", earlier: str = "", left: str = "") -> str:
-        """Put a phrase's numbers into words. The phrase is words with one blank between them, `begins`: it begins a
-        line. For the others see `Around`."""
-        around = Around(before, begins, after, earlier, left)
+    def read(self, phrase: str, around: Around) -> str:
+        """Put a phrase's numbers into words. The phrase is words with one blank between them."""
         lacks = frozenset(phrase).isdisjoint
         for needed, pattern, say in self._rules:
             if not (needed and lacks(needed)) and pattern.search(phrase):
@@ -133,21 +131,21 @@ class Numbers:
     def _dates(self, rule: Rules) -> None:
         spoken = self.spoken
 
-        def say(found: Found, year: str, month: str, day: str) -> str | None:
-            is_date = 1 <= int(month) <= 12 and 1 <= int(day) <= 31
-            return spoken.dated(found, year, int(month), day) if is_date else None
-
-        rule("-/", r"(?<![\d/-])(\d{4})([-/])(\d\d)\2(\d\d)(?![\d/-])", lambda f: say(f, f[1], f[3], f[4]))
+        iso = rf"(?<![\d/-])(\d{{4}})([-/])(?=\d\d\2\d\d){MONTH}\2{DAY}(?![\d/-])"
+        rule("-/", iso, lambda f: spoken.dated(f, f[1], int(f[3]), f[4]))
         order, mark = spoken.date[:3], re.escape(spoken.date[-1])
         if order == "ymd":
-            rule("/", rf"(?<!\d)(\d{{4}}){mark}(\d\d?){mark}(\d\d?)(?!\d)", lambda f: say(f, f[1], f[2], f[3]))
+            written = rf"(?<!\d)(\d{{4}}){mark}{MONTH}{mark}{DAY}(?!\d)"
+            rule("/", written, lambda f: spoken.dated(f, f[1], int(f[2]), f[3]))
         elif order == "mdy":
-            rule("/", rf"(?<![\d/])(\d\d?){mark}(\d\d?){mark}(\d{{4}})(?![\d/])", lambda f: say(f, f[3], f[1], f[2]))
+            written = rf"(?<![\d/]){MONTH}{mark}{DAY}{mark}(\d{{4}})(?![\d/])"
+            rule("/", written, lambda f: spoken.dated(f, f[3], int(f[1]), f[2]))
         else:
-            written = rf"(?<![\d.])(\d\d?){mark} ?(\d\d?){mark} ?(\d{{4}})(?!\d)"
-            rule(spoken.date[-1], written, lambda f: say(f, f[3], f[2], f[1]))
+            written = rf"(?<![\d.]){DAY}{mark} ?{MONTH}{mark} ?(\d{{4}})(?!\d)"
+            rule(spoken.date[-1], written, lambda f: spoken.dated(f, f[3], int(f[2]), f[1]))
         if spoken.code == "de":
-            rule(".", r"(?<![\d.])(\d\d?)\.(\d\d?)\.(?= ?[^\d\s]|$)", lambda f: say(f, "", f[2], f[1]))
+            short = rf"(?<![\d.]){DAY}\.{MONTH}\.(?= ?[^\d\s]|$)"
+            rule(".", short, lambda f: spoken.dated(f, "", int(f[2]), f[1]))
         spoken.named_months("|".join(spoken.months), rule)
 
     def _ordinals(self, rule: Rules) -> None:

@@ -4,7 +4,6 @@ import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby
 
 from spoken_text.choices import LONGEST_PAUSE_S
@@ -37,13 +36,6 @@ _ATTRIBUTE = re.compile(r"([\w:.-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
 MARKS = frozenset("[<\\")  # the characters with which a pause, a tag or an escaped one begins
 
 
-@cache
-def _starts_of(names: tuple[str, ...]) -> frozenset[str]:
-    """The beginnings of all tags, each also with a backslash before it."""
-    starts = [prefix + name for name in names for prefix in ("", "\\")]
-    return frozenset(start[:length] for start in starts for length in range(1, len(start) + 1))
-
-
 @dataclass(frozen=True)
 class Pause:
     """Silence of 0 to `LONGEST_PAUSE_S` seconds, in whole milliseconds."""
@@ -63,7 +55,6 @@ class PauseStream:
         self._warned: set[str] = set()  # names of what was left out: each is told once
         self._lenient = lenient
         self._names = _OURS + _REFUSED if refuse_other_tags else _OURS
-        self._starts = _starts_of(self._names)
 
     def push(self, piece: str) -> list[str | Pause]:
         """Take a piece, and return the parts that are now final. Adjacent text may come in several parts. Raises
@@ -121,8 +112,7 @@ class PauseStream:
     def _feed(self, character: str) -> list[str | Pause]:
         given: list[str | Pause] = []
         self._held += character
-        while self._held and self._held.lower() not in self._starts:
-            held = self._held
+        while (held := self._held) and not self._may_begin(held):
             if name := _name(held.removeprefix("\\"), self._names):
                 if held[0] == "\\":
                     self._held = ""
@@ -143,6 +133,11 @@ class PauseStream:
             given.append(held[0])
             self._held = held[1:]
         return given
+
+    def _may_begin(self, held: str) -> bool:
+        """May a tag, or one with a backslash before it, begin like this?"""
+        start = held.lower().removeprefix("\\")
+        return held[0] in MARKS and any(name.startswith(start) for name in self._names)
 
     def _read(self, tag: str, name: str) -> list[str | Pause]:
         """What a whole tag stands for."""

@@ -6,7 +6,7 @@ stays."""
 import re
 
 from spoken_text.european import European, number_of
-from spoken_text.rule import Found, Kept, Rules, ends_of, initials, keep
+from spoken_text.rule import DAY, Found, Kept, Rules, ends_of, initials, keep
 
 _WORD = re.compile(r"[a-zà-ÿœ'’-]+")
 _FEMININE_BEFORE = frozenset("las unas estas esas aquellas as umas nas das às estas essas aquelas".split())
@@ -157,14 +157,9 @@ class Romance(European):
         years = r"(?!(?:1[5-9]|20)\d\d-(?:1[5-9]|20))"
         phone = rf"(?<![\w.,:/)-])(?<!\) ){years}(?:\d\d )?9?\d{{4}}-\d{{4}}(?![\w-]|[.,]\d)"
         rule("-", phone, lambda f: self.dialled(f[0]))
-
         months = "|".join(self.months)
-
-        @rule(initials(self.months), rf"(?<![\w.,:/-])(\d\d?) ({months})(?!\w)(?: (?:del? )?(\d{{4}})(?![\w]|[.,]\d))?")
-        def named(found: Found) -> str | None:
-            """5 febrero 2024"""
-            month = self.months.index(found[2]) + 1
-            return self.on_date(found[3] or "", month, found[1]) if 1 <= int(found[1]) <= 31 else None
+        date = rf"(?<![\w.,:/-]){DAY} ({months})(?!\w)(?: (?:del? )?(\d{{4}})(?![\w]|[.,]\d))?"  # 5 febrero 2024
+        rule(initials(self.months), date, lambda f: self.on_date(f[3] or "", self.months.index(f[2]) + 1, f[1]))
 
     def second(self, rule: Rules) -> None:
         super().second(rule)

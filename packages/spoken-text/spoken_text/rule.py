@@ -10,6 +10,9 @@ DASHES = "-–~～〜－−"
 """Between the ends of a range."""
 DASH = f"[{DASHES}]"
 
+DAY, MONTH, HOUR, MINUTE = r"(0?[1-9]|[12]\d|3[01])", r"(0?[1-9]|1[0-2])", r"([01]?\d|2[0-4])", r"([0-5]\d)"
+"""Regular expressions for parts of dates and times in digits, each a group."""
+
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 SEEN = 12
@@ -73,9 +76,9 @@ class Found:
         words = self.rest.split() or [self.around.after]
         return words[0].strip("\"'()[].,;:!?")
 
-    def stop(self, nouns_are_capital: bool = False) -> str:
-        """A full stop if the one of an abbreviation also ends the sentence."""
-        if self.rest.strip():
+    def stop(self, written: str, nouns_are_capital: bool = False) -> str:
+        """A full stop if the match ends with `written`, an abbreviation, whose full stop also ends the sentence."""
+        if written[-1] != "." or self.rest.strip():
             return ""
         if not self.around.after:
             return "."

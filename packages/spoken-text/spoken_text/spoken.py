@@ -256,7 +256,7 @@ class Spoken:
         """A fraction; None if it has no name."""
         if not (forms := self.table("fractions").get(str(bottom))):
             return None
-        return f"{self.before_noun(self.cardinal(str(top)), str(top), self.part_gender)} {forms[-1 if top > 1 else 0]}"
+        return f"{self.before_noun(str(top), self.part_gender)} {forms[-1 if top > 1 else 0]}"
 
     def with_part(self, whole: str, part: str, is_half: bool) -> str:
         """A whole number and a fraction."""
@@ -289,7 +289,7 @@ class Spoken:
             return None
         if self.joined:
             return self.before_scale(value) + forms[0]
-        number = self.before_noun(self.said(written), value, self.scale_gender)
+        number = self.before_noun(value, self.scale_gender, mark_of(written))
         many = self.form(value, self.scales_from or self.plural_from)
         form = scale if scale in forms and self.one else forms[min(many, len(forms) - 1)]
         return f"{number} {form}"
@@ -325,14 +325,14 @@ class Spoken:
     def counted(self, value: str, unit: str, mark: str = "") -> str | None:
         """A number with a unit of the table, such as "km"; None if the language's table lacks it."""
         if unit in self.nouns:
-            return f"{self.before_noun(self.cardinal(value, mark), value, self.nouns[unit])} {unit}"
+            return f"{self.before_noun(value, self.nouns[unit], mark)} {unit}"
         if unit not in self.units:
             return None
         forms = plain(self.units[unit])
         if "{}" in forms[0]:
             return forms[0].format(self.cardinal(value))
         form = forms[min(self.form(value), len(forms) - 1)]
-        number = self.before_noun(self.cardinal(value, mark), value, gender_of(self.units[unit]))
+        number = self.before_noun(value, gender_of(self.units[unit]), mark)
         return f"{number}{self.blank}{form}"
 
     def counted_as(self, written: str, unit: str) -> str | None:
@@ -344,13 +344,12 @@ class Spoken:
         least = self.plural_from if plural_from is None else plural_from
         return int(float(value) >= least) if least else int(value != "1")
 
-    def before_noun(self, words: str, value: str, gender: str) -> str:
-        """A number as it is before a noun of this gender, "m" or "f"."""
-        if "." in value:
-            return words
+    def before_noun(self, value: str, gender: str, mark: str = "") -> str:
+        """A number in words, as it is before a noun of this gender, "m" or "f"."""
         if value == "1" and self.one:
             return self.one[gender]
-        return self.inflected(words, gender)
+        words = self.cardinal(value, mark)
+        return words if "." in value else self.inflected(words, gender)
 
     def inflected(self, words: str, gender: str) -> str:
         """A number of more than 1 as it is before a noun of this gender. What counts millions stays as it is."""
@@ -370,15 +369,15 @@ class Spoken:
         if self.joined or len(cents) > 2 or len(whole) > MOST_DIGITS or (cents and not small):
             glue = " " if not self.joined or " " in forms[0] else ""
             form = forms[min(self.form(value), len(forms) - 1)]
-            return f"{self.before_noun(self.cardinal(value), value, gender)}{glue}{form}"
+            return f"{self.before_noun(value, gender)}{glue}{form}"
         cents = f"{cents:0<2}"
         units, hundredths = str(int(whole)), str(int(cents))
-        said = f"{self.before_noun(self.cardinal(units), units, gender)} {forms[self.form(units)]}"
+        said = f"{self.before_noun(units, gender)} {forms[self.form(units)]}"
         if int(whole) and int(whole) % 10**6 == 0:
             said = f"{self.cardinal(units)} {self.many(sign)}"
         if not int(cents):
             return said
-        coins = f"{self.before_noun(self.cardinal(hundredths), hundredths, 'm')} {small[self.form(hundredths)]}"
+        coins = f"{self.before_noun(hundredths, 'm')} {small[self.form(hundredths)]}"
         return f"{said}{self._data.get('and_cents', ', ')}{coins}" if int(whole) else coins
 
     def many(self, sign: str) -> str:
@@ -431,11 +430,11 @@ class Spoken:
         return f"{said} {link}{self.months[month - 1]}" + (f" {link}{self.year(year)}" if year else "")
 
     def at_time(self, hour: str, minute: str, half: str = "") -> str:
-        """A time in words. `half` is "AM", "PM" or nothing."""
+        """A time in words. `half`: "a" or "p", in English, where the day has two halves."""
         value, minutes = str(int(hour)), str(int(minute))
-        hours = self.before_noun(self.cardinal(value), value, self.hour_gender)
         said = self.clock[min(self.form(value), 1) + (2 if int(minute) else 0)]
-        return said.format(hours, (self.zero_of if int(minute) < 10 else "") + self.cardinal(minutes))
+        zero = self.zero_of if int(minute) < 10 else ""
+        return said.format(self.before_noun(value, self.hour_gender), zero + self.cardinal(minutes))
 
 
 def mark_of(written: str) -> str:

@@ -4,7 +4,7 @@ import re
 from math import gcd
 
 from spoken_text.germanic import Germanic
-from spoken_text.rule import Found, Kept, Rules, ends_of, keep
+from spoken_text.rule import DAY, MONTH, Found, Kept, Rules, ends_of, keep
 
 _ENDS_N = re.compile(r"(?:(?:k|m|d|s)?ein|ihr|unser|eur|jed|dies|jen|manch)(?:em|en|es|er)")
 _BARE = re.compile("(?:(?:k|m|d|s)?ein|ihr|unser|euer)")
@@ -26,7 +26,7 @@ class Language(Germanic):
 
     def with_part(self, whole: str, part: str, is_half: bool) -> str:
         if is_half:
-            return f"{self.before_noun(self.cardinal(whole), whole, 'm')}einhalb"
+            return f"{self.before_noun(whole, 'm')}einhalb"
         return super().with_part(whole, part, is_half)
 
     def dated(self, found: Found, year: str, month: int, day: str) -> str:
@@ -72,11 +72,8 @@ class Language(Germanic):
         self.rates(rule)
         self.issues(rule)
 
-        @rule("/", r"(?<![\w.,/:–-])(\d{2,3})/(\d{2,3})(?![\w/]|[.,]\d)")
-        def over(found: Found) -> str | None:
-            sure = found.before == "blutdruck" or found.after == "mmHg"
-            return f"{self.cardinal(found[1])} zu {self.cardinal(found[2])}" if sure else None
-
+        pressure = r"(?<![\w.,/:–-])(\d{2,3})/(\d{2,3})(?![\w/]|[.,]\d)"
+        rule("/", pressure, lambda f: self.ratio(f) if f.before == "blutdruck" or f.after == "mmHg" else None)
         beats = {"4": "Vierteltakt", "8": "Achteltakt"}
         rule("/", r"(?<![\w.,/])(\d\d?)/([48])-?[Tt]akt", lambda f: f"{self.cardinal(f[1])} {beats[f[2]]}")
         self._compounds(rule)
@@ -108,11 +105,8 @@ class Language(Germanic):
         rule("x", r"(?<![\w.,-])(\d{1,3})x(?![\w/*+=-]| [-+=*/])", lambda f: f"{self._one(f[1])}mal")
         rule("%", r"(?<![\w.,])(\d+(?:,\d+)?) ?%-?(ig\w{0,2})", lambda f: f"{self.said(f[1])}prozent{f[2]}")
         rule("e", r"(?<![\w.,])((?:1[1-9]|20)\d0)er(?![a-zäöü])", lambda f: f"{self.year(f[1])}er")
-
-        @rule("h", r"(?<![\w.,:-])(1?\d|2[0-4])h([0-5]\d)(?!\w)")
-        def clock(found: Found) -> str | None:
-            sure = found.before in ("um", "ab", "gegen", "bis")
-            return self.at_time(found[1], found[2]) if sure else None
+        clock = r"(?<![\w.,:-])(1?\d|2[0-4])h([0-5]\d)(?!\w)"
+        rule("h", clock, lambda f: self.at_time(f[1], f[2]) if f.before in ("um", "ab", "gegen", "bis") else None)
 
     def _post_code(self, found: Found) -> str | None:
         cities = self.words("cities" if len(found[1]) == 5 else "cities_of_four")
@@ -124,11 +118,10 @@ class Language(Germanic):
             sure = found.around.after == "bis" and found.around.before.lower() in ("von", "zwischen", "ab")
             return self.at_time(found[1], found[2]) if sure else None
 
-        @rule(".", r"(?<![\w.])(\d\d?)\.(\d\d?)\.(\d\d)(?![\w.]|[,/]\d)")
+        @rule(".", rf"(?<![\w.]){DAY}\.{MONTH}\.(\d\d)(?![\w.]|[,/]\d)")
         def short(found: Found) -> str | None:
             padded = found[0][0] + found[2][0] in "00 01 10 20 30".split()
-            sure = found.before in self.words("before_day") or padded
-            if not (sure and 1 <= int(found[1]) <= 31 and 1 <= int(found[2]) <= 12):
+            if not padded and found.before not in self.words("before_day"):
                 return None
             return self.dated(found, ("20" if found[3] < "40" else "19") + found[3], int(found[2]), found[1])
 
@@ -205,10 +198,9 @@ class Language(Germanic):
 
     def headed(self, rule: Rules) -> None:
         """19. Jahrhundert at the beginning of a line is no item of a list."""
-
-        @rule(".", rf"^(\d{{1,3}})\.(?= ({self.any_of('headed')})\b)")
-        def say(found: Found) -> str | None:
-            return f"{self.ordinal(found[1])}{_STRONG[self.genders[found[2]]]}" if found.around.begins else None
+        written = rf"^(\d{{1,3}})\.(?= ({self.any_of('headed')})\b)"
+        strong = {noun: _STRONG[self.genders[noun]] for noun in self.words("headed")}
+        rule(".", written, lambda f: f"{self.ordinal(f[1])}{strong[f[2]]}" if f.around.begins else None)
 
     def ordinals(self, rule: Rules) -> None:
         """The 2. Platz: its article, or its noun, tells its ending."""
@@ -223,8 +215,7 @@ class Language(Germanic):
 
         @rule(".", r"(?<![\w.,:])([1-9]|[12]\d|3[01])\.(?=$|[\"“)])")
         def at_end(found: Found) -> str | None:
-            before = found.before
-            is_day = not found.around.after and before in ("der", "den", "dem", "am", "vom", "zum", "des")
+            is_day = not found.around.after and found.before in ("der", "den", "dem", "am", "vom", "zum", "des")
             return f"{self.ordinal(found[1])}{self.end_of_ordinal(found, '?')}." if is_day else None
 
     def _noun(self, found: Found) -> str:

@@ -4,9 +4,9 @@ import re
 from math import gcd
 
 from spoken_text.germanic import Germanic
-from spoken_text.rule import DASH, Found, Rules, ends_of, initials, keep
+from spoken_text.rule import DASH, DAY, MINUTE, Found, Rules, ends_of, initials, keep
 
-_DAY = r"(\d\d?)(?:st|nd|rd|th)?"
+_DAY = rf"{DAY}(?:st|nd|rd|th)?"
 
 
 class Language(Germanic):
@@ -22,10 +22,10 @@ class Language(Germanic):
         return f"{self.months[month - 1]} {self.ordinal(day)}" + (f", {self.year(year)}" if year else "")
 
     def at_time(self, hour: str, minute: str, half: str = "") -> str:
-        hours, minutes = self.cardinal(str(int(hour))), self.cardinal(str(int(minute)))
+        hours, minutes, half = self.whole(int(hour)), self.whole(int(minute)), f" {half.upper()}M" if half else ""
         if int(minute):
-            return f"{hours} {'oh ' if int(minute) < 10 else ''}{minutes} {half}".strip()
-        return f"{hours} {half}" if half else f"{hours} o'clock" if int(hour) <= 12 else f"{hours} hundred hours"
+            return f"{hours} {'oh ' if int(minute) < 10 else ''}{minutes}{half}"
+        return f"{hours}{half}" if half else f"{hours} o'clock" if int(hour) <= 12 else f"{hours} hundred hours"
 
     def holds(self, word: str, held: str) -> bool:
         if held.lower() in ("a.m.", "p.m.", "sq."):
@@ -152,11 +152,8 @@ class Language(Germanic):
         short = r"(?<![\w'’])['’‘](\d\d)(?![\w'’]|[.,]\d)"
         rule("'‘’", short, lambda f: f"oh {self.cardinal(f[1][1])}" if f[1][0] == "0" else self.cardinal(f[1]))
         week = re.compile(r"(?:Mon|Tue|Tues|Wed|Thu|Thurs|Fri|Sat|Sun)(?:days?)?[.,:]?$")
-
-        @rule("-–", r"^(\d|1[0-2])[-–](\d|1[0-2])(?=$|[.,;)](?!\d))")
-        def opened(found: Found) -> str | None:
-            is_day = week.search(found.around.before)
-            return f"{self.cardinal(found[1])} to {self.cardinal(found[2])}" if is_day else None
+        opened = r"^(\d|1[0-2])[-–](\d|1[0-2])(?=$|[.,;)](?!\d))"
+        rule("-–", opened, lambda f: self.ratio(f) if week.search(f.around.before) else None)
 
     def _digits(self, rule: Rules) -> None:
         """Codes, thousands of things, decimals without a zero."""
@@ -230,13 +227,12 @@ class Language(Germanic):
         """15-Jan-2024, 15.01.2024. Where both numbers may be the month, they stay."""
         names = "|".join(self.months)
 
-        def say(day: str, month: str, year: str) -> str | None:
-            date = f"the {self.ordinal(day)} of {month}, {self.year(self.century_of(year))}"
-            return date if 1 <= int(day) <= 31 else None
+        def say(day: str, month: str, year: str) -> str:
+            return f"the {self.ordinal(day)} of {month}, {self.year(self.century_of(year))}"
 
         @rule("-–", rf"(?<![\w.,:/-]){_DAY} ?[-–] ?{_DAY} ({names}|{self.short_months})\b\.?(?:,? (\d{{4}})(?!\d))?")
         def two(found: Found) -> str | None:
-            if not 1 <= int(found[1]) < int(found[2]) <= 31:
+            if int(found[1]) >= int(found[2]):
                 return None
             month = self.full_months[found[3][:3]]
             year = f", {self.year(found[4])}" if found[4] else self._stop(found, month)
@@ -245,13 +241,13 @@ class Language(Germanic):
         @rule("-–", rf"^(?:({names}) )?{_DAY} ?[-–] ?{_DAY}(?:,? (\d{{4}}))?(?=$|[,.;:!?)])")
         def days(found: Found) -> str | None:
             month = found[1] or found.around.before
-            if month not in self.months or not 1 <= int(found[2]) < int(found[3]) <= 31:
+            if month not in self.months or int(found[2]) >= int(found[3]):
                 return None
             year = f", {self.year(found[4])}" if found[4] else ""
             named = f"{found[1]} " if found[1] else ""
             return f"{named}{self.ordinal(found[2])} to {self.ordinal(found[3])}{year}"
 
-        named = rf"(?<![\w.,:/-])(\d\d?)-({names}|{self.short_months})-(\d{{4}}|\d\d)(?![\w-])"
+        named = rf"(?<![\w.,:/-]){DAY}-({names}|{self.short_months})-(\d{{4}}|\d\d)(?![\w-])"
         rule("-", named, lambda f: say(f[1], self.full_months[f[2][:3]], f[3]))
 
         @rule("-.", r"(?<![\w.,:/-])(\d\d?)([.-])(\d\d?)\2((?:19|20)\d\d)(?![\w-]|[.,/]\d)")
@@ -263,23 +259,19 @@ class Language(Germanic):
                 return say(found[3], self.months[first - 1], year)
             return keep(found) if 1 <= first <= 12 and 1 <= second <= 12 else None
 
-        clock = r"(?<![\w.,:/-])(1[0-2]|\d)\.([0-5]\d) ?([ap])\.?m\b\.?"
-        rule(".", clock, lambda f: self.at_time(f[1], f[2], f"{f[3].upper()}M"))
+        clock = rf"(?<![\w.,:/-])(1[0-2]|\d)\.{MINUTE} ?([ap])\.?m\b\.?"
+        rule(".", clock, lambda f: self.at_time(f[1], f[2], f[3]))
 
     def _stop(self, found: Found, month: str) -> str:
         """The full stop that a match took behind a month: it may be an abbreviation's, the sentence's, or both."""
-        if found[0][-1] != ".":
-            return ""
-        return "." if found[0].endswith(f"{month}.") else found.stop()
+        return "." if found[0].endswith(f"{month}.") else found.stop(found[0])
 
     def named_months(self, months: str, rule: Rules) -> None:
         lower = "|".join(name.lower() for name in self.months if name not in ("March", "May"))
         month = rf"((?:{months}|{self.short_months}|{lower})\b\.?)"
-        year, ends = r"(?:,? (\d{4})(?!\d|,\d))?", r"(?:st|nd|rd|th)?"
+        year = r"(?:,? (\d{4})(?!\d|,\d))?"
 
-        def say(found: Found, name: str, day: str, year: str | None) -> str | None:
-            if not 1 <= int(day) <= 31:
-                return None
+        def say(found: Found, name: str, day: str, year: str | None) -> str:
             said = f", {self.year(year)}" if year else ""
             name = self.full_months[name[:3].title()]
             if found[1][0].isalpha():
@@ -287,15 +279,14 @@ class Language(Germanic):
             the = "" if found.before == "the" else "the "
             return f"{the}{self.ordinal(day)} of {name}{said}{self._stop(found, name)}"
 
-        rule("JFMASONDjfmasond", rf"\b{month} (\d\d?){ends}(?![\d:]){year}", lambda f: say(f, f[1], f[2], f[3]))
-        rule("JFMASONDjfmasond", rf"(?<![\d.,])(\d\d?){ends} {month}{year}", lambda f: say(f, f[2], f[1], f[3]))
+        rule("JFMASONDjfmasond", rf"\b{month} {_DAY}(?![\d:]){year}", lambda f: say(f, f[1], f[2], f[3]))
+        rule("JFMASONDjfmasond", rf"(?<![\d.,]){_DAY} {month}{year}", lambda f: say(f, f[2], f[1], f[3]))
 
         @rule("", rf"^{_DAY}(?:,? (\d{{4}}))?(?![\d:])(?!,\d)")
         def alone(found: Found) -> str | None:
             before = found.around.before.rstrip(".,")
             before = before if before in ("may", "march", "mar") else before.title()
-            is_month = before in {*self.months, *self.words("short_months")}
-            if not is_month or not 1 <= int(found[1]) <= 31:
+            if before not in self.months and before not in self.words("short_months"):
                 return None
             return self.ordinal(found[1]) + (f", {self.year(found[2])}" if found[2] else "")
 

@@ -46,11 +46,9 @@ class Language(Romance):
 
     def _roman(self, found: Found) -> str | None:
         """Le XIXe; alone, Xe may be a sign or a name."""
-        words = found.before, found.after.lower()
         number = number_of(found[1])
-        if not number or not (
-            len(found[1]) > 1 or words[0] in self.words("articles") or words[1] in self.words("numbered")
-        ):
+        sure = found.before in self.words("articles") or found.after.lower() in self.words("numbered")
+        if not number or not (sure or len(found[1]) > 1):
             return None
         first = "première" if found[2][0] in "rʳ" else "premier"
         return first if number == 1 else self.ordinal(str(number))

@@ -11,10 +11,8 @@ class Language(Romance):
         return "un'ora" if value == "1" and unit in ("h", "ora") else super().counted(value, unit, mark)
 
     def singulars(self, word: str) -> list[str]:
-        found = [
-            word,
-            *(word.removesuffix(end) + single for end, single in self.table("singulars").items() if word.endswith(end)),
-        ]
+        ends = self.table("singulars").items()
+        found = [word, *(word.removesuffix(end) + single for end, single in ends if word.endswith(end))]
         return [*found, word[:-1] + "o", word[:-1] + "e", word + "o"] if word[-1] == "i" else found
 
     def holds_noun(self, word: str, held: str) -> bool:
@@ -52,4 +50,4 @@ class Language(Romance):
         said = self.chain(found[1])
         if not name or not said:
             return said
-        return f"{said} {self.centuries[name]}{found.stop() if name[-1] == '.' else ''}"
+        return f"{said} {self.centuries[name]}{found.stop(name)}"

@@ -5,7 +5,7 @@ import re
 from decimal import Decimal
 
 from spoken_text.european import European, number_of
-from spoken_text.rule import DASH, DASHES, Found, Kept, Rules, initials, keep
+from spoken_text.rule import DASH, DASHES, HOUR, MINUTE, Found, Kept, Rules, initials, keep
 from spoken_text.spoken import num2words
 
 _ADJECTIVE = re.compile(r"[а-яё]{2,}(?:ых|их|ым|им|ыми|ими|ые|ие)")
@@ -296,7 +296,7 @@ class Language(European):
         written = rf"(?<![\w.,:/-]){day} ?{DASH} ?{day} (?=(?:{months})\b)"
         rule(DASHES, written, lambda f: f"{self._day(f[1])} – {self._day(f[2])} ")
         rule(initials(self.months), rf"(?<![\w.,:/-]){day} ({months})\b{year}", self._date)
-        clock = r"(\d\d?):(\d\d)"
+        clock = rf"{HOUR}:{MINUTE}"
         rule(":", rf"(?<![\w.,:/-]){clock} ?{DASH} ?{clock}(?![\w:/]|[.,]\d)", self._span)
         rule(":", rf"(?<![\w.,:/-]){clock}(?![\w:/]|[.,]\d)", self._time)
         rule("-", r"(?<![\w.,:/-])(\d{2,4}0)-(е|х|м|ми) (гг\.?|годы|годов|годах|годам)(?!\w)", self._decade)
@@ -356,23 +356,18 @@ class Language(European):
         year = f" {self.ordinal(found[3], case='g').removeprefix('одной ')} года" if found[3] else ""
         return f"{self._day(found[1], case)} {found[2]}{year}"
 
-    def _clock(self, hour: str, minute: str, case: str) -> str | None:
-        if int(hour) > 24 or int(minute) > 59:
-            return None
+    def _clock(self, hour: str, minute: str, case: str) -> str:
         zero = "ноль " if int(minute) < 10 else ""
         minutes = number(str(int(minute)), case, "f" if int(minute) and case == "f" else "m") if int(minute) else "ноль"
         return f"{number(str(int(hour)), case)} {zero}{minutes}"
 
-    def _time(self, found: Found) -> str | None:
+    def _time(self, found: Found) -> str:
         case = self.case_before(found.before)
         return self._clock(found[1], found[2], case if case in "gd" else "n")
 
-    def _span(self, found: Found) -> str | None:
-        before = found.before
-        cases = "n" if self.case_before(before) not in "n" else "g"
+    def _span(self, found: Found) -> str:
+        cases = "n" if self.case_before(found.before) != "n" else "g"
         first, last = self._clock(found[1], found[2], cases), self._clock(found[3], found[4], cases)
-        if not first or not last:
-            return None
         return f"с {first} до {last}" if cases == "g" else f"{first} – {last}"
 
     def _years(self, found: Found) -> str:
@@ -386,7 +381,7 @@ class Language(European):
         said = num2words(int(found[1]), lang="ru", to="ordinal", plural=True, case=case)
         inside = case == "g" and found.before in self.words("inside")
         noun = self.table("years")["p" if inside else case] if found[3].startswith("гг") else found[3]
-        return f"{said} {noun}{found.stop() if found[3] == 'гг.' else ''}"
+        return f"{said} {noun}{found.stop(found[3])}"
 
     def _century(self, found: Found) -> str | None:
         first, link, last, noun = found[1], found[2], found[3], found[4]
@@ -399,7 +394,7 @@ class Language(European):
             case = "p" if inside else self.case_before(before).replace("a", "n")
             if case == "n" and re.fullmatch("[а-яё]+", before):
                 case = "a" if before in self.words("accusative") else "g"
-            noun = self.table("centuries_many" if last else "century")[case] + found.stop()
+            noun = self.table("centuries_many" if last else "century")[case] + found.stop(noun)
         else:
             case = self.table("century_cases")[noun] if not (last and noun == "века") else "n"
         case = "n" if case == "a" else case
@@ -426,13 +421,11 @@ class Language(European):
                     return keep(found)
             if written == "году":
                 case = "d" if before in ("к", "ко") else "p"
-            stop = found.stop() if written == "г." else ""
             noun = written if written not in ("г", "г.") else self.table("year")[case]
-            return f"{self._year(year, case)} {noun}{stop}"
+            return f"{self._year(year, case)} {noun}{found.stop(written)}"
 
         @rule("г", rf"(?<![\w.,:/-])(1\d{{3}}|20\d\d) ?{DASH} ?(1\d{{3}}|20\d\d) ?(гг\.|гг|годы|годах)(?!\w)")
         def span(found: Found) -> str:
-            before = found.before
-            case = "p" if before in ("в", "во") else "n"
-            stop = found.stop() if found[3] == "гг." else ""
-            return f"{self._year(found[1], case)} – {self._year(found[2], case)} {self.table('years')[case]}{stop}"
+            case = "p" if found.before in ("в", "во") else "n"
+            noun = f"{self.table('years')[case]}{found.stop(found[3])}"
+            return f"{self._year(found[1], case)} – {self._year(found[2], case)} {noun}"

@@ -6,17 +6,17 @@ from spoken_text.east_asian import EastAsian
 from spoken_text.rule import DASH, Found, Kept, Rules, keep
 
 _DIGITS = "零一二三四五六七八九"
+_SCALES = {10**12: "兆", 10**8: "亿", 10**4: "万", 1000: "千", 100: "百", 10: "十"}
 
 
-def _below_ten_thousand(number: int) -> str:
-    said, gap = "", False
-    for power, scale in ((1000, "千"), (100, "百"), (10, "十"), (1, "")):
-        digit = number // power % 10
-        if digit:
-            said += (_DIGITS[0] if gap and said else "") + ("两" if digit == 2 and scale == "千" else _DIGITS[digit])
-            said += scale
-        gap = not digit
-    return said
+def _whole(number: int) -> str:
+    """A number of at most 16 digits: 两 only before 千, 万, 亿 and 兆, 零 where digits are missing."""
+    for power, scale in _SCALES.items():
+        if number >= power:
+            many, rest = divmod(number, power)
+            said = ("两" if many == 2 and power >= 1000 else _whole(many)) + scale
+            return said + ("零" if rest < power // 10 else "") + _whole(rest) if rest else said
+    return _DIGITS[number]
 
 
 class Language(EastAsian):
@@ -28,20 +28,7 @@ class Language(EastAsian):
         self.won = tuple(self._data["won"])
 
     def whole(self, number: int) -> str:
-        """A whole number of at most 16 digits: 两 only before 千, 万, 亿 and 兆."""
-        if not number:
-            return _DIGITS[0]
-        said, gap = "", False
-        for power, scale in ((12, "兆"), (8, "亿"), (4, "万"), (0, "")):
-            part = number // 10**power % 10_000
-            if not part:
-                gap = bool(said)
-                continue
-            if said and (gap or part < 1000):
-                said += _DIGITS[0]
-            gap = False
-            said += ("两" if part == 2 and scale else _below_ten_thousand(part)) + scale
-        return re.sub("^一十", "十", said)
+        return re.sub("^一十", "十", _whole(number))
 
     def digits(self, digits: str) -> str:
         return "".join(_DIGITS[int(digit)] for digit in digits)
@@ -73,9 +60,8 @@ class Language(EastAsian):
         rule(".", r"(?<=\d)\.00?(?= ?(?:元|美元|欧元|英镑|港元|日元))", lambda f: Kept())
         hotlines = rf"(?<![\w.,/-])(?:{self.any_of('hotlines')}|95\d{{3}})(?![\w%元个人万亿]|[.,:/-]\d)"
         rule("", hotlines, lambda f: digits(f[0]))
-        rule(
-            "号国室房號路", r"(?<![\w.,/-])(\d{3,4})(?=路|室(?!\d厅)|号房|房间|国道|號房|房間)", lambda f: digits(f[1])
-        )
+        room = r"(?<![\w.,/-])(\d{3,4})(?=路|室(?!\d厅)|号房|房间|国道|號房|房間)"
+        rule("号国室房號路", room, lambda f: digits(f[1]))
         rule("-", r"(?<![\w.,/-])(7[0-8]7)-([1-9]00)(?![\w.,/-])", lambda f: f"{digits(f[1])}，{whole(int(f[2]))}")
 
         holidays = {"5.1": "五一", "10.1": "十一"}
