@@ -22,7 +22,7 @@ class EastAsian(Spoken):
     weekdays: str
     verbs: str  # characters before a number below zero
 
-    def on_date(self, year: str, month: int, day: str, end: str = "") -> str:
+    def on_date(self, year: str, month: int, day: str) -> str:
         years, months, days = self._data["date_marks"]
         said = f"{self.year(year)}{years}" if year else ""
         return f"{said}{self.cardinal(str(month))}{months}{self.cardinal(str(int(day)))}{days}"
@@ -36,6 +36,8 @@ class EastAsian(Spoken):
         zero = self.zero_of if int(minute) < 10 else ""
         return f"{said}{zero}{self.cardinal(str(int(minute)))}{minutes}"
 
+    own = Spoken.no_rules  # what only one of these languages writes
+
     def first(self, rule: Rules) -> None:
         if self.following:
             rule(" ", rf"(?<=\d) (?=[{''.join(sorted(self.following))}])", lambda f: "")
@@ -48,9 +50,6 @@ class EastAsian(Spoken):
         self._hyphens(rule)
         self._days(rule)
         self._maths(rule)
-
-    def own(self, rule: Rules) -> None:
-        """What only one of these languages writes."""
 
     def _names(self, rule: Rules) -> None:
         rule("nrst", r"(?<![\w.,])\d+(?:st|nd|rd|th)(?![A-Za-z])", keep)
@@ -66,7 +65,7 @@ class EastAsian(Spoken):
 
     def _amounts(self, rule: Rules) -> None:
         written = r"(?<![\w.,/+-])(?<![\d)] )\d{2,6}-\d{2,6}-\d{2,8}(?![\w.-])"
-        rule("-", written, lambda f: self.dialled(f[0]) if sum(map(str.isdecimal, f[0])) >= 9 else None)
+        rule("-", written, lambda f: self.dialled(f) if sum(map(str.isdecimal, f[0])) >= 9 else None)
 
         written = rf"(?<![\w.,/-])({self.pattern}) ?([万亿億만억천]) ?({self.unit_names})(?![A-Za-z0-9²³/])"
 
@@ -82,10 +81,9 @@ class EastAsian(Spoken):
             said = f"{self.cardinal(found[1])}{degrees}{self.cardinal(str(int(found[2])))}{minutes}"
             return (said + (self.said(found[3].lstrip("0") or "0") + seconds if found[3] else "")).strip()
 
-        @rule(".Mm", r"(?<![\w:.,-])(\d\d?)(?:[:：]([0-5]\d))? ?([AaPp])(?:\.[Mm]\.|[Mm])(?![A-Za-z])")
-        def half(found: Found) -> str | None:
-            name = self._data["am_pm"][found[3] in "pP"]
-            return f"{name}{self.at_time(found[1], found[2] or '0')}" if 1 <= int(found[1]) <= 12 else None
+        halves = self._data["am_pm"]
+        clock = rf"(?<![\w:.,-])(0?[1-9]|1[0-2])(?:[:：]{MINUTE})? ?([AaPp])(?:\.[Mm]\.|[Mm])(?![A-Za-z])"
+        rule(".Mm", clock, lambda f: f"{halves[f[3] in 'pP']}{self.at_time(f[1], f[2] or '0')}")
 
     def _times(self, rule: Rules) -> None:
         """With two digits of hours 14:30:05 is a time of day, with one it lasts. 78:96 is a score."""

@@ -62,6 +62,9 @@ class European(Spoken):
 
     # ---------------------------------------------------------------- rules
 
+    own = Spoken.no_rules  # what no shared rule of these languages may take apart
+    middle = Spoken.no_rules  # what comes behind abbreviations and dates
+
     def second(self, rule: Rules) -> None:
         self.own(rule)
         rule("", rf"(?i:(?<![\w.])({ends_of(self.leads)})) ?(?=\d)", self._lead)
@@ -74,18 +77,11 @@ class European(Spoken):
         scale, one = r"(?<![\w.,:/-])1:(\d{4,7}|\d{1,3}(?:[. ]\d{3})+)(?![\w:/]|[.,]\d)", self.cardinal("1")
         rule(":", scale, lambda f: f"{one} {self.ratio_to} {self.cardinal(self.value(f[1]))}")
         rule("'’", r"(?<![\w'’])['’](?=\d\d(?![\d'’]))", lambda f: "")
-        local = r"(?<![\w.,:/-])(?<![\d)] )\d{3}-(?:\d{3}-\d{2,4}|\d\d-\d\d)(?![\w-]|[.,]\d)"
-        rule("-", local, lambda f: self.dialled(f[0]))
+        rule("-", r"(?<![\w.,:/-])(?<![\d)] )\d{3}-(?:\d{3}-\d{2,4}|\d\d-\d\d)(?![\w-]|[.,]\d)", self.dialled)
         rule("H", r"(?<![\w.,:/-])(\d\d?)H(?=\d\d(?!\w)|(?!\w))", lambda f: f"{f[1]}h")
         rule("h", r"(?<![\w.,:/-])0(\d)(?= ?h(?!\w))", lambda f: f[1])
         decade, plurals = r"(?<![\w.,:/-])\d{2,4}s(?!\w)", "les los os années años anos gli anni".split()
         rule("s", decade, lambda f: keep(f) if f.before in plurals else None)  # les 80s, which are no seconds
-
-    def own(self, rule: Rules) -> None:
-        """What no shared rule of these languages may take apart."""
-
-    def middle(self, rule: Rules) -> None:
-        """What comes behind abbreviations and dates."""
 
     def later(self, rule: Rules) -> None:
         """Signs of arithmetic. They come behind telephone numbers, which begin with a plus."""

@@ -17,10 +17,7 @@ DIRECTIONS = frozenset("NSEWO")
 
 def phones(spoken: Spoken, rule: Rules) -> None:
     """Digit by digit, with a comma between the groups."""
-
-    def say(found: Found) -> str:
-        said = spoken.dialled(found[0])
-        return f"{spoken.plus}{spoken.blank}{said}" if found[0][0] == "+" else said
+    say = spoken.dialled
 
     def local(found: Found) -> str | None:
         """555-0134, but not 100-2000, which may be a range."""
@@ -46,8 +43,7 @@ def phones(spoken: Spoken, rule: Rules) -> None:
         rule("대", r"(?<![\w.,])(\d{1,2})대(\d{1,2})(?!\d)", spoken.ratio)
     # Groups with three hyphens or more, such as serial numbers, are no amounts.
     rule("-", rf"{before}\d+(?:-\d+){{3,20}}(?![\w-])", say)
-    named = r"(?<![\w.,])\d{3,20}(?![\w]|[.,:/-]\d)"
-    rule("", named, lambda f: say(f) if f.before.strip(".:,#") in _CALLED else None)
+    rule("", r"(?<![\w.,])\d{3,20}(?![\w]|[.,:/-]\d)", lambda f: say(f) if f.before.strip(".:,#") in _CALLED else None)
 
 
 def fractions(spoken: Spoken, rule: Rules) -> None:
@@ -82,14 +78,9 @@ def fractions(spoken: Spoken, rule: Rules) -> None:
 def others(spoken: Spoken, rule: Rules) -> None:
     """Addresses of computers, scores and ratios, directions."""
     dot = f"{spoken.blank}{spoken.dot}{spoken.blank}"
-
-    @rule(".", r"(?<![\w.,])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)")
-    def address(found: Found) -> str | None:
-        parts = found[0].split(".")
-        if not all(part == "0" or (part[0] != "0" and int(part) < 256) for part in parts):
-            return None
-        return dot.join(map(spoken.digits if spoken.code == "en" else spoken.cardinal, parts))
-
+    octet, say = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)", spoken.digits if spoken.code == "en" else spoken.cardinal
+    address = rf"(?<![\w.,]){octet}(?:\.{octet}){{3}}(?![\w]|\.\d)"
+    rule(".", address, lambda f: dot.join(map(say, f[0].split("."))))
     rule(":", r"(?<![\w.,:/-])(\d{1,3}):(\d|[1-9]\d{2})(?![\w:/]|-\d|[.,]\d)", spoken.ratio)
     if names := spoken.table("directions"):
 
@@ -106,10 +97,8 @@ def others(spoken: Spoken, rule: Rules) -> None:
 def before_roman() -> re.Pattern[str]:
     """A text with this may be changed, in any language."""
     lists = (pair for code in LANGUAGES.values() for pair in table_of(f"{code}/words")["lists"].items())
-    names = {
-        name for kind, words in lists if kind.startswith(("kings", "queens", "chapters")) for name in words.split()
-    }
-    return re.compile(rf"\b(?:{ends_of(names)}) [IVXLC]|{MAY_BE_ROMAN}")
+    names = " ".join(words for kind, words in lists if kind.startswith(("kings", "queens", "chapters")))
+    return re.compile(rf"\b(?:{ends_of(set(names.split()))}) [IVXLC]|{MAY_BE_ROMAN}")
 
 
 def roman(spoken: Spoken, word: str, before: str) -> str | None:

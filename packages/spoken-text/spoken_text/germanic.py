@@ -32,11 +32,7 @@ class Germanic(Spoken):
         names = self.table("coins")
         mark = re.escape(self.groups[0])
         written = rf"(?<![\w.,-])(\d{{1,6}}|\d{{1,3}}(?:{mark}\d{{3}})+){point}({ends_of(names)})(?!\w)"
-
-        def say(found: Found) -> str | None:
-            return self.money(f"{found[1].replace(self.groups[0], '')}.{found[2]}", names[found[3]])
-
-        rule(self.decimal, written, say)
+        rule(self.decimal, written, lambda f: self.money(f"{f[1].replace(self.groups[0], '')}.{f[2]}", names[f[3]]))
 
     def seasons(self, rule: Rules) -> None:
         """2023/24, 2023/2024."""

@@ -144,25 +144,18 @@ class Numbers:
             written = rf"(?<![\d.]){DAY}{mark} ?{MONTH}{mark} ?(\d{{4}})(?!\d)"
             rule(spoken.date[-1], written, lambda f: spoken.dated(f, f[3], int(f[2]), f[1]))
         if spoken.code == "de":
-            short = rf"(?<![\d.]){DAY}\.{MONTH}\.(?= ?[^\d\s]|$)"
-            rule(".", short, lambda f: spoken.dated(f, "", int(f[2]), f[1]))
+            rule(".", rf"(?<![\d.]){DAY}\.{MONTH}\.(?= ?[^\d\s]|$)", lambda f: spoken.dated(f, "", int(f[2]), f[1]))
         spoken.named_months("|".join(spoken.months), rule)
 
     def _ordinals(self, rule: Rules) -> None:
         spoken = self.spoken
-
-        def listed(found: Found) -> str | None:
-            return f"{spoken.cardinal(found[1])}," if found.around.begins and int(found[1]) else None
-
-        def ordinal(found: Found) -> str | None:
-            return spoken.ordinal_at(found) if 1 <= int(found[1]) < 1_000_000 else None
-
         spoken.headed(rule)
         if not spoken.joined:
-            rule(".)", r"^(\d{1,3})[.)](?= |$)(?! ?\d)", listed)
+            item = r"^(?!0+\D)(\d{1,3})[.)](?= |$)(?! ?\d)"
+            rule(".)", item, lambda f: f"{spoken.cardinal(f[1])}," if f.around.begins else None)
         spoken.ordinals(rule)
         if spoken.ordinal_ends:
-            rule("", rf"(?<![\d.,])(\d+){spoken.ordinal_ends}", ordinal)
+            rule("", rf"(?<![\d.,])(0*[1-9]\d{{0,5}}){spoken.ordinal_ends}", spoken.ordinal_at)
 
     def _rest(self, rule: Rules) -> None:
         spoken, number, blank = self.spoken, self.spoken.pattern, self.spoken.blank

@@ -17,6 +17,7 @@ _CLOSING = "\"').,;:!?»”"
 _NUMBER = re.compile(r"\d[\d.]*")
 _HALF = re.compile(r"(?:^|[^\d/])1/2$")
 _ROMAN = r"[IVXL]{1,8}"
+CHAIN = rf"{_ROMAN}(?:(?: (?:y|e|al|a) (?:(?:el|il|o) )?| ?[-–] ?){_ROMAN}){{0,3}}"  # of centuries
 
 
 class Romance(European):
@@ -134,6 +135,9 @@ class Romance(European):
 
     # ---------------------------------------------------------------- rules
 
+    end = European.no_rules  # what comes behind the shared rules
+    centuries_behind = European.no_rules  # numerals with "century" behind them
+
     def ordinal_at(self, found: Found) -> str | None:
         said = self.ordinal(found[1])
         return self.feminine_ordinal(said) if found[0][-1] in "ªa" else self.shortened(said, found[0])
@@ -142,21 +146,14 @@ class Romance(European):
         """An ordinal before a masculine noun, if it is written so: 3er"""
         return self.changed(said, "shortened_ordinals") if written.endswith("er") else said
 
-    def own(self, rule: Rules) -> None:
-        self._centuries(rule)
-
     def middle(self, rule: Rules) -> None:
         clocks = r"(?<![\w.,:/-])(\d\d?) ?h ?([0-5]\d)? ?[-–] ?(?=\d\d? ?h)"
         rule("h", clocks, lambda f: f"{self.at_time(f[1], f[2] or '0')} {self.to} ")
 
-    def end(self, rule: Rules) -> None:
-        """What comes behind the shared rules."""
-
     def iberian(self, rule: Rules) -> None:
         """Telephone numbers and days of a month, as in Spanish and Portuguese."""
         years = r"(?!(?:1[5-9]|20)\d\d-(?:1[5-9]|20))"
-        phone = rf"(?<![\w.,:/)-])(?<!\) ){years}(?:\d\d )?9?\d{{4}}-\d{{4}}(?![\w-]|[.,]\d)"
-        rule("-", phone, lambda f: self.dialled(f[0]))
+        rule("-", rf"(?<![\w.,:/)-])(?<!\) ){years}(?:\d\d )?9?\d{{4}}-\d{{4}}(?![\w-]|[.,]\d)", self.dialled)
         months = "|".join(self.months)
         date = rf"(?<![\w.,:/-]){DAY} ({months})(?!\w)(?: (?:del? )?(\d{{4}})(?![\w]|[.,]\d))?"  # 5 febrero 2024
         rule(initials(self.months), date, lambda f: self.on_date(f[3] or "", self.months.index(f[2]) + 1, f[1]))
@@ -167,8 +164,7 @@ class Romance(European):
         if self.code != "fr":
             rule("°ao", r"(?<![\w.,])([1-9]\d?)([°oa])(?!\w)", self._loose_ordinal)
         rule("/½", r"(?<![\w.,/:–-])([1-9]\d?) ?(?:1/2|½) ([a-zà-ÿœ]+)", self._and_half)
-        half = r"(?<![\w.,/:–-])(?<!\d )(?:1/2|½)(?= ?[a-zà-ÿ]|$)(?! ?(?:kg|g|l|km|m|cm|h|ml|mg)\b)"
-        rule("/½", half, self._half)
+        rule("/½", r"(?<![\w.,/:–-])(?<!\d )(?:1/2|½)(?= ?[a-zà-ÿ]|$)(?! ?(?:kg|g|l|km|m|cm|h|ml|mg)\b)", self._half)
 
     def _and_half(self, found: Found) -> str | None:
         """2 1/2 tasses: deux tasses et demie."""
@@ -211,17 +207,12 @@ class Romance(European):
     def is_roman(self, word: str) -> bool:
         return word[:1] in frozenset("IVXLХ") and all(map(number_of, re.split("[-–]", word)))
 
-    def _centuries(self, rule: Rules) -> None:
-        joins = r"(?: (?:y|e|al|a) (?:(?:el|il|o) )?| ?[-–] ?)"
-        chain = rf"{_ROMAN}(?:{joins}{_ROMAN}){{0,3}}"
-        rule("ILVX", rf"(?<!\w)((?i:{ends_of(self.centuries)})) ({chain})(?!\w)", self._century)
-        written = rf"^({chain})(?!\w)"
+    def own(self, rule: Rules) -> None:
+        rule("ILVX", rf"(?<!\w)((?i:{ends_of(self.centuries)})) ({CHAIN})(?!\w)", self._century)
+        written = rf"^({CHAIN})(?!\w)"
         rule("ILVX", written, lambda f: self.chain(f[1]) if f.around.before.lower() in self.centuries else None)
-        self.centuries_behind(chain, rule)
+        self.centuries_behind(rule)
         rule("ILVX", rf"(?<!\w)({_ROMAN})(?!\w)", self._event)
-
-    def centuries_behind(self, chain: str, rule: Rules) -> None:
-        """Numerals with "century" behind them."""
 
     def chain(self, chain: str) -> str | None:
         """Roman numerals that follow each other."""

@@ -23,15 +23,15 @@ _DIGIT = re.compile(r"\d")
 _COVERED = re.compile(f"[{chr(_HIDDEN)}-{chr(_HIDDEN + 0xFF)}]")
 
 
-@dataclass
+@dataclass(slots=True)
 class Around:
     """The words around a phrase."""
 
     before: str = ""  # the word before, or empty
-    begins: bool = False  # does the phrase begin a line?
-    after: str = ""  # the word after, if the phrase ended because of it; in Chinese and Japanese a character
-    earlier: str = ""  # the word before the one before
+    earlier: str = ""  # the word before that
     left: str = ""  # the characters before, as they were written; only in Chinese, Japanese and Korean
+    after: str = ""  # the word after, if the phrase ended because of it; in Chinese and Japanese a character
+    begins: bool = False  # does the phrase begin a line?
     ordinal_end: str = ""  # of the ordinal that the phrase's rules read last; only in German
 
 

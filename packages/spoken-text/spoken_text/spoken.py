@@ -87,18 +87,18 @@ class Spoken:
 
     # ---------------------------------------------------------------- rules of this language alone
 
-    def _no_rules(self, rule: Rules) -> None:
+    def no_rules(self, rule: Rules) -> None:
         """Where `Numbers` asks for rules of this language alone, most languages have none."""
 
-    first = _no_rules  # what no shared rule may take apart
-    second = _no_rules  # the same behind the rules for names, addresses and signs
-    later = _no_rules  # behind telephone numbers
-    years_first = _no_rules  # years with a word that says so
-    headed = _no_rules  # ordinals that begin a line and no list
-    ordinals = _no_rules
-    years_last = _no_rules  # years that nothing but their place tells from counts
-    counters = _no_rules  # numbers before words that count things
-    last = _no_rules  # what is read once amounts are words
+    first = no_rules  # what no shared rule may take apart
+    second = no_rules  # the same behind the rules for names, addresses and signs
+    later = no_rules  # behind telephone numbers
+    years_first = no_rules  # years with a word that says so
+    headed = no_rules  # ordinals that begin a line and no list
+    ordinals = no_rules
+    years_last = no_rules  # years that nothing but their place tells from counts
+    counters = no_rules  # numbers before words that count things
+    last = no_rules  # what is read once amounts are words
 
     def named_months(self, months: str, rule: Rules) -> None:
         """Days before the name of a month, which is one of `months`, a regular expression."""
@@ -244,9 +244,10 @@ class Spoken:
         lists = ((kind, case) for kind in ("kings", "queens") for case in "gdaip")
         return {name: (case, "fm"[kind == "kings"]) for kind, case in lists for name in self.words(f"{kind}_{case}")}
 
-    def dialled(self, written: str) -> str:
+    def dialled(self, found: Found) -> str:
         """A telephone number, digit by digit, with a pause between the groups."""
-        return self.pause.join(map(self.digits, re.findall(r"\d+", written)))
+        said = self.pause.join(map(self.digits, re.findall(r"\d+", found[0])))
+        return f"{self.plus}{self.blank}{said}" if found[0][0] == "+" else said
 
     def ratio(self, found: Found) -> str:
         """2:1"""
@@ -423,8 +424,8 @@ class Spoken:
         """The date of a match."""
         return self.on_date(year, month, day)
 
-    def on_date(self, year: str, month: int, day: str, end: str = "n") -> str:
-        """A date in words. `year` may be empty; `end` is what a German ordinal ends with."""
+    def on_date(self, year: str, month: int, day: str) -> str:
+        """A date in words. `year` may be empty."""
         link = self._data.get("of_month", "")
         said = self._data["first_day"] if int(day) == 1 and "first_day" in self._data else self.cardinal(str(int(day)))
         return f"{said} {link}{self.months[month - 1]}" + (f" {link}{self.year(year)}" if year else "")

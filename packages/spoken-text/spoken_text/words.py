@@ -1,7 +1,6 @@
 """Words in text: shortens addresses, cuts long words, and puts numbers into words."""
 
 import re
-from dataclasses import replace
 
 from spoken_text.code import is_secret, spoken_name
 from spoken_text.numbers import numbers_of
@@ -48,8 +47,8 @@ class Words(Stage):
             given = self._end_word("", after) + self._end_phrase(blank, after) + character
             goes_on = character == "\n" and not self._around.begins  # a line may end within a sentence
             before, earlier = (self._around.before, self._around.earlier) if goes_on else ("", "")
-            left = self._left_of(after) if after else ""
-            self._around = Around(after or before, begins=not after, earlier=earlier, left=left)
+            self._pass(after or before, earlier, after)
+            self._around.begins = not after
             return given
         self._word += character
         if len(self._word) > LONGEST_WORD:
@@ -112,22 +111,23 @@ class Words(Stage):
         return given + self._give(word, blank)
 
     def _give(self, word: str, blank: str) -> str:
-        before, earlier = word.strip(_OPENING), self._around.before
-        self._around = Around(before, earlier=earlier, left=self._left_of(word + blank))
+        self._pass(word.strip(_OPENING), self._around.before, word + blank)
         return word + blank
 
     def _end_phrase(self, blank: str, after: str = "") -> str:
         if not self._phrase or not self._numbers:
             return ""
         phrase, self._phrase = " ".join(self._phrase), []
-        said = self._numbers.read(phrase, replace(self._around, after=after))
+        self._around.after = after
+        said = self._numbers.read(phrase, self._around)
         earlier, before = f"{self._around.before} {phrase}".split(" ")[-2:]
-        self._around = Around(before, earlier=earlier, left=self._left_of(phrase + blank))
+        self._pass(before, earlier, phrase + blank)
         return said + blank
 
-    def _left_of(self, text: str) -> str:
-        """The last characters before what follows this text."""
-        return (self._around.left + text)[-SEEN:] if self._spoken and self._spoken.joined else ""
+    def _pass(self, before: str, earlier: str, text: str) -> None:
+        """The next phrase comes behind these words. `text`: as they are written, if on the same line."""
+        left = (self._around.left + text)[-SEEN:] if text and self._spoken and self._spoken.joined else ""
+        self._around = Around(before, earlier, left)
 
     def _told(self, word: str) -> tuple[str, bool]:
         """The spoken form of a word, empty if nobody reads it aloud, and whether it is an address."""

@@ -30,11 +30,8 @@ class Language(Germanic):
         return super().with_part(whole, part, is_half)
 
     def dated(self, found: Found, year: str, month: int, day: str) -> str:
-        return self.on_date(year, month, day, self.end_of_ordinal(found) or "")
-
-    def on_date(self, year: str, month: int, day: str, end: str = "n") -> str:
-        """`end`: what the ordinal ends with."""
-        return f"{self.ordinal(day)}{end} {self.months[month - 1]}" + (f" {self.year(year)}" if year else "")
+        said = f"{self.ordinal(day)}{self.end_of_ordinal(found) or ''} {self.months[month - 1]}"
+        return said + (f" {self.year(year)}" if year else "")
 
     def named_months(self, months: str, rule: Rules) -> None:
         @rule(".", rf"(?<!\d)(\d\d?)\. ({months})\b(?: (\d{{4}})(?!\d))?")
@@ -66,7 +63,7 @@ class Language(Germanic):
         rule("F", r"^Fr\. (?=\d)", lambda f: "CHF ")
         self._dates(rule)
         phone = r"\(0\d{1,5}\) ?\d{2,9}(?:[ -]\d{1,9}){0,5}|0\d{1,5}/\d{2,9}(?:[ -]\d{1,9}){1,5}"
-        rule("/(", rf"(?<![\w.,:/-])(?:{phone})(?!\w|[.,]\d)", lambda f: self.dialled(f[0]))
+        rule("/(", rf"(?<![\w.,:/-])(?:{phone})(?!\w|[.,]\d)", self.dialled)
         part = r"(?<![\w.,/:–-])(?:(\d{1,2}) )?([1-9]\d?)/(7|9|1[1-9]|[2-9]0|100|1000)(?![\w/]|[.,]\d|-\d)"
         rule("/", part, self._part)
         self.rates(rule)
@@ -148,8 +145,7 @@ class Language(Germanic):
         rule("-", r"(?<=\d)-([€$£])(?=-[A-ZÄÖÜ])", lambda f: f"-{self.forms_of(f[1])[0][0]}")
         units = ends_of(name for name, forms in self.units.items() if name.isalpha() and len(forms) > 1)
         rule("-", rf"(?<=\d)-({units})(?=-[A-ZÄÖÜ])", lambda f: f"-{self.units[f[1]][0]}")
-        times = r"^(\d\d?) x$"
-        rule("x", times, lambda f: f"{self._one(f[1])}mal" if f.around.after[:1].islower() else None)
+        rule("x", r"^(\d\d?) x$", lambda f: f"{self._one(f[1])}mal" if f.around.after[:1].islower() else None)
 
         @rule("-–", r"^1 ?[-–] ?(?=(\d{1,2})(?:$| ))")
         def from_one(found: Found) -> str | None:

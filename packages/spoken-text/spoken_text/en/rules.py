@@ -18,7 +18,7 @@ class Language(Germanic):
     def king(self, number: str, is_queen: bool) -> str:
         return f"the {self.ordinal(number)}"
 
-    def on_date(self, year: str, month: int, day: str, end: str = "") -> str:
+    def on_date(self, year: str, month: int, day: str) -> str:
         return f"{self.months[month - 1]} {self.ordinal(day)}" + (f", {self.year(year)}" if year else "")
 
     def at_time(self, hour: str, minute: str, half: str = "") -> str:
@@ -193,7 +193,7 @@ class Language(Germanic):
         model, models = r"^([1-9](?!000)\d{3})(?![\w.,:/-]*\w)", self.words("models")
         rule("", model, lambda f: self.pairs(f[1]) if f.around.before in models else None)
         zip_code, states = r"^(\d{5})(?:-(\d{4}))?(?![\w-]|[.,]\d)", self.words("states")
-        rule("", zip_code, lambda f: self.dialled(f[0]) if f.around.before.rstrip(",:") in states else None)
+        rule("", zip_code, lambda f: self.dialled(f) if f.around.before.rstrip(",:") in states else None)
 
     def _units(self, rule: Rules) -> None:
         number = self.pattern
@@ -259,8 +259,7 @@ class Language(Germanic):
                 return say(found[3], self.months[first - 1], year)
             return keep(found) if 1 <= first <= 12 and 1 <= second <= 12 else None
 
-        clock = rf"(?<![\w.,:/-])(1[0-2]|\d)\.{MINUTE} ?([ap])\.?m\b\.?"
-        rule(".", clock, lambda f: self.at_time(f[1], f[2], f[3]))
+        rule(".", rf"(?<![\w.,:/-])(1[0-2]|\d)\.{MINUTE} ?([ap])\.?m\b\.?", lambda f: self.at_time(f[1], f[2], f[3]))
 
     def _stop(self, found: Found, month: str) -> str:
         """The full stop that a match took behind a month: it may be an abbreviation's, the sentence's, or both."""

@@ -40,8 +40,9 @@ class Language(Romance):
         rule("h", r"(?<!\d)24 ?h ?/ ?24(?!\d)", lambda f: "vingt-quatre heures sur vingt-quatre")
         rule("ah", r"(?<![\w.,])(\d\d?) ?(h|heures?|ans?) (?:1/2|½)(?![\w/])", self._half_more)
         rule("j", r"(?<!\d)7 ?j ?/ ?7(?!\d)", lambda f: "sept jours sur sept")
-        rule("m", r"(?<![\w.,])([12]) ?m ?([1-9]\d)(?!\w)", self._height)
-        rule(".", r"(?<![\w.,:/-])0[1-9](?:\.\d\d){4}(?![\w.]\d)", lambda f: self.dialled(f[0]))
+        metres = {"1": "un mètre", "2": "deux mètres"}
+        rule("m", r"(?<![\w.,])([12]) ?m ?([1-9]\d)(?!\w)", lambda f: f"{metres[f[1]]} {self.cardinal(f[2])}")
+        rule(".", r"(?<![\w.,:/-])0[1-9](?:\.\d\d){4}(?![\w.]\d)", self.dialled)
         super().middle(rule)
 
     def _roman(self, found: Found) -> str | None:
@@ -56,6 +57,3 @@ class Language(Romance):
     def _half_more(self, found: Found) -> str:
         said = self.counted(found[1], "h") if found[2][0] == "h" else None
         return f"{said} et demie" if said else f"{self.cardinal(found[1])} {found[2]} et demi"
-
-    def _height(self, found: Found) -> str:
-        return f"{'un mètre' if found[1] == '1' else 'deux mètres'} {self.cardinal(found[2])}"

@@ -2,7 +2,7 @@
 
 import re
 
-from spoken_text.romance import Romance
+from spoken_text.romance import CHAIN, Romance
 from spoken_text.rule import Found, Rules
 
 
@@ -32,16 +32,16 @@ class Language(Romance):
         rule(".", hours, lambda f: f"{self.at_time(f[1], f[2])}-{self.at_time(f[3], f[4])}")
         free = r"(?<![\w.,:/-])800 \d{3} \d{3}(?![\w]| \d|[.,]\d)"
         called = self.words("called")
-        rule(" ", free, lambda f: self.dialled(f[0]) if f.before in called else None)
+        rule(" ", free, lambda f: self.dialled(f) if f.before in called else None)
         rule("L", r"(?<!\w)L(?:it)?\. ?(\d{1,3}(?:\.\d{3})+)(?![\d/,])", self._lire)
-        rule("", r"(?<![\w.,:/-])3\d\d[ -/]\d{6,7}(?![\w-]|[.,]\d)", lambda f: self.dialled(f[0]))
+        rule("", r"(?<![\w.,:/-])3\d\d[ -/]\d{6,7}(?![\w-]|[.,]\d)", self.dialled)
 
     def _lire(self, found: Found) -> str:
         value = self.value(found[1])
         return f"{self.cardinal(value)} {'di ' if int(value) % 10**6 == 0 else ''}lire"
 
-    def centuries_behind(self, chain: str, rule: Rules) -> None:
-        rule("ILVX", rf"(?<!\w)({chain}) ?(sec(?:oli|olo|c?\.)(?!\w))?", self._century_behind)
+    def centuries_behind(self, rule: Rules) -> None:
+        rule("ILVX", rf"(?<!\w)({CHAIN}) ?(sec(?:oli|olo|c?\.)(?!\w))?", self._century_behind)
 
     def _century_behind(self, found: Found) -> str | None:
         name = found[2] or ""

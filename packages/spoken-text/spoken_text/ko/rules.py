@@ -26,7 +26,7 @@ class Language(EastAsian):
         self.ends = rf"(?=(?:{self.any_of('particles')}){{0,2}}(?![가-힣0-9]))"
         self.counter = re.compile(rf"(?:{self.any_of('native')}){self.ends}|{self.any_of('sino')}")
 
-    def on_date(self, year: str, month: int, day: str, end: str = "") -> str:
+    def on_date(self, year: str, month: int, day: str) -> str:
         """June and October drop a sound."""
         return super().on_date(year, month, day).replace("육월", "유월").replace("십월", "시월")
 
@@ -34,8 +34,8 @@ class Language(EastAsian):
         number = native(int(value)) if unit == "h" and 0 < int(value) < 100 else self.cardinal(value)
         return number + {"h": " 시간", "min": "분", "s": "초"}[unit]
 
-    def dialled(self, written: str) -> str:
-        return super().dialled(written).replace("영", "공")
+    def dialled(self, found: Found) -> str:
+        return super().dialled(found).replace("영", "공")
 
     def holds(self, word: str, held: str) -> bool:
         if held[-1] == "." and _DATE_GOES_ON.search(held) and word[:1].isdecimal():
@@ -90,7 +90,7 @@ class Language(EastAsian):
 
         written = r"(?<![\w.,/-])\d{3,20}(?![\w]|[.,:/-]\d|[가-힣]?원)"
         dialled = re.compile(rf"(?:{self.any_of('dialled')})[:：]? ?$")
-        rule("", written, lambda f: self.dialled(f[0]) if dialled.search(f.ahead) else None)
+        rule("", written, lambda f: self.dialled(f) if dialled.search(f.ahead) else None)
         emergency = r" ?(?:에 ?|로 ?)?(?:신고|구급|구조|종합|상황실|대원|소방|전화)"
 
         @rule("", rf"(?<![\w.,/-])11[0-9](?={emergency}|에$|로$|$)")

@@ -49,7 +49,7 @@ class Language(European):
             return 1
         return 0 if is_one(whole) else 2
 
-    def on_date(self, year: str, month: int, day: str, end: str = "") -> str:
+    def on_date(self, year: str, month: int, day: str) -> str:
         behind = f" {self.ordinal(year, case='g')} года" if year else ""
         return f"{self.ordinal(day, case='g', gender='n')} {self.months[month - 1]}{behind}"
 

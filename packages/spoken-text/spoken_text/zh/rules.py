@@ -52,8 +52,8 @@ class Language(EastAsian):
         link = "是|为|為|[:：]"
         named = re.compile(rf"(?:{self.any_of('numbered')})(?:号|号码)?(?:{link})? ?$|号(?:{link}) ?$")
         written = r"(?<![\w.,/-])\d{3,20}(?: \d{3,8}){0,5}(?![\w]|[.,:/-]\d| \d)"
-        rule("", written, lambda f: self.dialled(f[0]) if named.search(f.ahead) else None)
-        rule("(", r"\((0\d{2,3})\) ?(\d{7,8})(?![\w-])", lambda f: self.dialled(f[0]))
+        rule("", written, lambda f: self.dialled(f) if named.search(f.ahead) else None)
+        rule("(", r"\((0\d{2,3})\) ?(\d{7,8})(?![\w-])", self.dialled)
         rule("", r"(?<![\w.,/-])[45]\d\d(?![\w.,/-])", lambda f: digits(f[0]) if self.behind(f, "错状") else None)
         rule("HQhq", r"(?<![\w.,/-])(?:19|20)\d\d(?=[QqHh][1-4](?!\w))", lambda f: digits(f[0]))
         rule("秒", r"(?<=\d秒)\d\d(?![\d.])", lambda f: digits(f[0]))
@@ -94,8 +94,7 @@ class Language(EastAsian):
         rule("Pp", r"(?<![\w.,])\d{3,4}(?=[pP](?![A-Za-z]))", lambda f: digits(f[0]))
         # 图1-2 may be one figure or two.
         tables = ("图", "圖", "表", "例", "式", "题")
-        written = r"(?<![\w.,/-])\d{1,2}-\d{1,2}(?![\w.,/-])"
-        rule("-", written, lambda f: keep(f) if f.ahead.endswith(tables) else None)
+        rule("-", r"(?<![\w.,/-])\d{1,2}-\d{1,2}(?![\w.,/-])", lambda f: keep(f) if f.ahead.endswith(tables) else None)
 
     def _years(self, rule: Rules) -> None:
         digits = self.digits
@@ -147,18 +146,16 @@ class Language(EastAsian):
     def counters(self, rule: Rules) -> None:
         """Years, counters, codes and 11-digit telephone numbers."""
         digits = self.digits
-        rule("", r"(?<![\d.,])1[3-9]\d([ -]?)\d{4}\1\d{4}(?!\d)", lambda f: self.dialled(f[0]))
-        code = re.compile("[打拨撥话話编編]")
-        rule("", r"^\d{3,12}(?!\d|[.,:/-]\d)", lambda f: digits(f[0]) if code.fullmatch(f.around.before) else None)
-        written = r"(?<=[A-Za-z])-?\d{3,}(?![\d.,])"
-        rule("", written, lambda f: f[0][: -len(f[0].lstrip("-"))] + digits(f[0].lstrip("-")))
+        rule("", r"(?<![\d.,])1[3-9]\d([ -]?)\d{4}\1\d{4}(?!\d)", self.dialled)
+        code = r"^\d{3,12}(?!\d|[.,:/-]\d)"
+        rule("", code, lambda f: digits(f[0]) if f.around.before in tuple("打拨撥话話编編") else None)
+        rule("", r"(?<=[A-Za-z])(-?)(\d{3,})(?![\d.,])", lambda f: f[1] + digits(f[2]))
         year = r"(1[1-9]\d\d|2\d{3})"
         both = rf"(?<![\d.,]){year}(?:年)? ?{DASH} ?{year}(?= ?年)"
         rule("年", both, lambda f: f"{digits(f[1])}{'年' if '年' in f[0] else ''}{self.to}{digits(f[2])}")
         rule("/", r"(?<![\w.,/-])((?:19|20)\d\d)/((?:19|20)\d\d)(?![\d/])", lambda f: f"{digits(f[1])}/{digits(f[2])}")
         rule("年", rf"(?<![\d.,]){year}(?= ?年)", lambda f: digits(f[1]))
-        written = r"(?<![\d.,])(\d\d)(?=年(?:\d{1,2}月|代))"
-        rule("年", written, lambda f: digits(f[1]) if "代" not in f.rest[:2] else None)
+        rule("年", r"(?<![\d.,])\d\d(?=年\d{1,2}月)", lambda f: digits(f[0]))
 
         number = self.pattern
 
