@@ -4,7 +4,7 @@ import re
 from math import gcd
 
 from spoken_text.germanic import Germanic
-from spoken_text.rule import DASH, DAY, MINUTE, Found, Rules, ends_of, initials, keep
+from spoken_text.rule import DASH, DAY, MINUTE, MONTH, Found, Rules, ends_of, initials, keep
 
 _DAY = rf"{DAY}(?:st|nd|rd|th)?"
 
@@ -249,16 +249,11 @@ class Language(Germanic):
 
         named = rf"(?<![\w.,:/-]){DAY}-({names}|{self.short_months})-(\d{{4}}|\d\d)(?![\w-])"
         rule("-", named, lambda f: say(f[1], self.full_months[f[2][:3]], f[3]))
-
-        @rule("-.", r"(?<![\w.,:/-])(\d\d?)([.-])(\d\d?)\2((?:19|20)\d\d)(?![\w-]|[.,/]\d)")
-        def figures(found: Found) -> str | None:
-            first, second, year = int(found[1]), int(found[3]), found[4]
-            if 12 < first <= 31 and 1 <= second <= 12:
-                return say(found[1], self.months[second - 1], year)
-            if 12 < second <= 31 and 1 <= first <= 12:
-                return say(found[3], self.months[first - 1], year)
-            return keep(found) if 1 <= first <= 12 and 1 <= second <= 12 else None
-
+        begins, year = r"(?<![\w.,:/-])", r"\2((?:19|20)\d\d)(?![\w-]|[.,/]\d)"
+        late = r"(1[3-9]|2\d|3[01])"  # a day, because there is no such month
+        rule("-.", rf"{begins}{late}([.-]){MONTH}{year}", lambda f: say(f[1], self.months[int(f[3]) - 1], f[4]))
+        rule("-.", rf"{begins}{MONTH}([.-]){late}{year}", lambda f: say(f[3], self.months[int(f[1]) - 1], f[4]))
+        rule("-.", rf"{begins}{MONTH}([.-]){MONTH}{year}", keep)
         rule(".", rf"(?<![\w.,:/-])(1[0-2]|\d)\.{MINUTE} ?([ap])\.?m\b\.?", lambda f: self.at_time(f[1], f[2], f[3]))
 
     def _stop(self, found: Found, month: str) -> str:

@@ -34,11 +34,8 @@ class Language(EastAsian):
             return "の".join(map(self.cardinal, found[0].split("-"))) if is_place else None
 
         rule("-", r"(?<![\w.,-])\d{3}-\d{4}(?![\w.,円人個-])", lambda f: "、".join(map(self.digits, f[0].split("-"))))
-
-        @rule(".", r"(?<![\w.,])\.(\d{3})(?![\w.,])")
-        def average(found: Found) -> str | None:
-            said = "{}割{}分{}厘".format(*map(self.cardinal, found[1]))
-            return said if found.ahead.endswith("率") and "0" not in found[1] else None
+        average, said = r"(?<![\w.,])\.([1-9]{3})(?![\w.,])", "{}割{}分{}厘"
+        rule(".", average, lambda f: said.format(*map(self.cardinal, f[1])) if f.ahead.endswith("率") else None)
 
         @rule("-", r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/-])")
         def score(found: Found) -> str | None:

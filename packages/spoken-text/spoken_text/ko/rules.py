@@ -82,11 +82,8 @@ class Language(EastAsian):
         rule("월", written, lambda f: f"{month(f[1])}월{self.to} {month(f[2])}")
         written = r"(?<![\w.,·])([1-9]), ?([1-9])(?=위|차|학년|등|층|부|호기|심)"
         rule(",", written, lambda f: f"{say(f[1])}, {say(f[2])}" if " " in f[0] else f"{say(f[1])}{say(f[2])}")
-
-        @rule("번", r"(?<![\w.,])(\d{1,12}) ?번째")
-        def ordinal_of(found: Found) -> str | None:
-            number = int(found[1])
-            return f"{native(number) if number < 100 else say(found[1])} 번째" if 0 < number < 10**12 else None
+        written = r"(?<![\w.,])(?=\d*[1-9])(\d{1,12}) ?번째"
+        rule("번", written, lambda f: f"{native(int(f[1])) if int(f[1]) < 100 else say(f[1])} 번째")
 
         written = r"(?<![\w.,/-])\d{3,20}(?![\w]|[.,:/-]\d|[가-힣]?원)"
         dialled = re.compile(rf"(?:{self.any_of('dialled')})[:：]? ?$")
@@ -103,14 +100,12 @@ class Language(EastAsian):
 
         @rule("-", r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/=-]| ?=)")
         def score(found: Found) -> str | None:
-            right = found.rest
-            rest = f"{right} {found.around.after}" if found.around.after else right
-            if scores.match(rest):
-                return f"{say(found[1])} 대 {say(found[2])}"
+            if scores.match(f"{found.rest} {found.around.after}"):
+                return self.ratio(found)
             return keep(found) if int(found[1]) >= int(found[2]) else None
 
-        written = r"(?<![\w.,])(\d{1,3}) ?대 ?(\d{1,3})(?![\w.,]|\d)(?! ?[명개대시년월일분원만번살세권장])"
-        rule("대", written, lambda f: f"{say(f[1])} 대 {say(f[2])}")
+        written = r"(?<![\w.,])(\d{1,3}) ?대 ?(\d{1,3})(?![\w.,])(?! ?[명개대시년월일분원만번살세권장])"
+        rule("대", written, self.ratio)
 
         @rule("대", rf"(?<![\w.,:/~-])([1-9]\d{{0,2}}) ?대{self.ends}")
         def machines(found: Found) -> str | None:
@@ -127,9 +122,8 @@ class Language(EastAsian):
         def numbered(found: Found) -> str | None:
             """Exit 3, or three times."""
             next_word = found.rest.strip() or found.around.after
-            before = found.before
-            named = re.match(self.any_of("numbered"), next_word) or before.endswith("반")
-            named = named or before.rstrip("은는이가") in self.words("named_number")
+            named = re.match(self.any_of("numbered"), next_word) or found.before.endswith("반")
+            named = named or found.before.rstrip("은는이가") in self.words("named_number")
             if not named and next_word[:1] in ("을", "를"):
                 return keep(found)
             return f"{say(found[1])} 번" if named else None
@@ -170,7 +164,5 @@ class Language(EastAsian):
 
         particles = self.any_of("particles")
         rule("월", r"(?<!\d)(6|10)(?=월)", lambda f: "유" if f[1] == "6" else "시")
-        written = (
-            rf"{before}([-−])?{ends}(?= ?(?:{self.any_of('sino')})|여 ?[가-힣]|(?:{particles}){{1,2}}(?![가-힣0-9]))"
-        )
-        rule("", written, sino)
+        behind = rf" ?(?:{self.any_of('sino')})|여 ?[가-힣]|(?:{particles}){{1,2}}(?![가-힣0-9])"
+        rule("", rf"{before}([-−])?{ends}(?={behind})", sino)
