@@ -231,7 +231,8 @@ class TextFrontEndStream:
         if self._lenient and has_half_characters(piece):
             log.warning("left out half a character")
             piece = piece.encode("utf-8", "ignore").decode()
-        return list(self._with_words(self._respell(self._speak(self._known(self._pauses.push(piece))))))
+        parts = self._respell(self._speak(self._known(self._pauses.push(piece))))
+        return list(self._with_words(parts) if self._seeks else parts)
 
     def finish(self) -> list[Part]:
         """End the text, and return what was held back. Raises TextError: the text ends within a tag."""
@@ -303,16 +304,17 @@ class TextFrontEndStream:
         parts = list(self._speak(parts))
         if self._normalizer:
             parts += _at_marks(end(self._normalizer))
-        given = list(self._with_words([*self._respell(parts), *self._last_word()]))
+        given = [*self._respell(parts), *self._last_word()]
+        given = list(self._with_words(given)) if self._seeks else given
         self._sought, self._silent = self._seeks, ""
         return given
 
     def _with_words(self, parts: Iterable[Part]) -> Iterator[Part]:
         """Hold back a beginning without letter or digit until one comes."""
         for part in parts:
-            if self._seeks and isinstance(part, Pause):
+            if isinstance(part, Pause):
                 self._sought, self._silent = True, ""
-            elif self._sought and isinstance(part, str):
+            elif self._sought:
                 part, self._silent = self._silent + part, ""
                 if not has_words(part):
                     self._silent = part

@@ -47,8 +47,7 @@ class Words(Stage):
             given = self._end_word("", after) + self._end_phrase(blank, after) + character
             goes_on = character == "\n" and not self._around.begins  # a line may end within a sentence
             before, earlier = (self._around.before, self._around.earlier) if goes_on else ("", "")
-            self._pass(after or before, earlier, after)
-            self._around.begins = not after
+            self._pass(after or before, earlier, after, begins=not after)
             return given
         self._word += character
         if len(self._word) > LONGEST_WORD:
@@ -118,16 +117,18 @@ class Words(Stage):
         if not self._phrase or not self._numbers:
             return ""
         phrase, self._phrase = " ".join(self._phrase), []
-        self._around.after = after
+        self._around.after, self._around.ordinal_end = after, ""
         said = self._numbers.read(phrase, self._around)
         earlier, before = f"{self._around.before} {phrase}".split(" ")[-2:]
         self._pass(before, earlier, phrase + blank)
         return said + blank
 
-    def _pass(self, before: str, earlier: str, text: str) -> None:
+    def _pass(self, before: str, earlier: str, text: str, begins: bool = False) -> None:
         """The next phrase comes behind these words. `text`: as they are written, if on the same line."""
-        left = (self._around.left + text)[-SEEN:] if text and self._spoken and self._spoken.joined else ""
-        self._around = Around(before, earlier, left)
+        around = self._around
+        around.before, around.earlier, around.begins = before, earlier, begins
+        if self._spoken and self._spoken.joined:
+            around.left = (around.left + text)[-SEEN:] if text else ""
 
     def _told(self, word: str) -> tuple[str, bool]:
         """The spoken form of a word, empty if nobody reads it aloud, and whether it is an address."""
