@@ -429,7 +429,7 @@ def test_changes_that_cannot_be_are_refused_and_nothing_changes(engine, make):
         rows += [*LOCAL_WRONG, ({"instruct": "\ud800"}, RequestError, "instruct")]
     down, up = run(service, [*(update(**change) for change, *_ in rows), TTSSpeakFrame("Yes.")])
     for error, (change, _, message) in zip(of(up, ErrorFrame), rows, strict=True):
-        assert re.search(message, error.error) and error.category is ErrorCategory.INVALID_REQUEST, change
+        assert re.search(message, error.error) and error.category is ErrorCategory.APPLICATION, change
     assert service.is_usable and same(pcm(down), said(engine, "Yes."), most=0)
 
 
