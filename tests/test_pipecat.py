@@ -570,6 +570,7 @@ async def test_services_of_one_model_share_an_engine_and_the_last_one_closes_it(
 
 def test_without_a_warm_up_the_pipeline_loads_and_lets_go():
     service = MegakernelTTSService(model="demo", settings=Settings(voice="max", seed=1))
+    asyncio.run(service.set_usable(False))  # as in an earlier pipeline, whose engine died
     down, up = run(service, [TTSSpeakFrame("Yes.")])
     assert len(pcm(down)) and not of(up, ErrorFrame) and service._engine is None
 
