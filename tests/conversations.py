@@ -66,7 +66,7 @@ class Script:
         heard: sentences that must be heard whole, and nothing else; "A | B" in TOKEN mode: parts with a melody of
             their own. None: not told.
         seconds: least and most seconds that may be heard; None: what `heard` says.
-        context: what the assistant has said, according to the LLM's context; None: not told.
+        context: what the assistant has said, according to the LLM's context: "A | B": two messages. None: not told.
         errors: words of each error; at most one a row.
         turns: how often the bot may begin and end to speak; None: not told.
         settings: the service's, besides voice, seed and language.
@@ -134,7 +134,7 @@ class Talk:
     @property
     def said(self) -> str:
         """What the assistant has said, according to the LLM's context."""
-        return " ".join(m["content"] for m in self.context.get_messages() if m["role"] == "assistant")
+        return " | ".join(m["content"] for m in self.context.get_messages() if m["role"] == "assistant")
 
     def check_always(self) -> None:
         """What holds for any conversation."""

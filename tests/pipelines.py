@@ -137,6 +137,7 @@ async def running(worker: PipelineWorker) -> AsyncIterator[None]:
     runner = WorkerRunner(handle_sigint=False)
     await runner.add_workers(worker)
     task = asyncio.create_task(runner.run())
+    task.add_done_callback(lambda _: started.set())  # where its set-up is cancelled, it never starts
     try:
         await asyncio.wait_for(started.wait(), PATIENCE_S)
         yield
@@ -147,12 +148,13 @@ async def running(worker: PipelineWorker) -> AsyncIterator[None]:
             await task
 
 
-def worker_of(*processors: FrameProcessor, rate: int = 24000, observers: Sequence[BaseObserver] = ()) -> PipelineWorker:
+def worker_of(
+    *processors: FrameProcessor, rate: int = 24000, observers: Sequence[BaseObserver] = (), **options
+) -> PipelineWorker:
     params = PipelineParams(audio_out_sample_rate=rate, enable_metrics=True, enable_usage_metrics=True)
     pipeline = Pipeline([*processors])
-    return PipelineWorker(
-        pipeline, params=params, observers=[*observers], cancel_on_idle_timeout=False, enable_rtvi=False
-    )
+    options |= {"cancel_on_idle_timeout": False, "enable_rtvi": False}
+    return PipelineWorker(pipeline, params=params, observers=[*observers], **options)
 
 
 async def play(

@@ -259,12 +259,20 @@ SCRIPTS = {
     ),
     "a murmur": Script([BotBackchannelFrame("Aha."), InterruptionFrame(), until(InterruptionFrame)], seconds=(0.3, 3)),
     # ------------------------------------------------------------ calls that speak, settings
+    "a call speaks before a turn": Script(
+        [speak("One moment please."), *turn("Here you are.")], seconds=(1, 5), turns=2,
+        context="One moment please. | Here you are.", options={"trim_leading_silence": True},
+    ),
+    "two calls speak": Script(
+        [speak("One moment please."), speak("Here you are.")], seconds=(1, 5), turns=2,
+        context="One moment please. | Here you are.", options={"trim_leading_silence": True},
+    ),
     "a call speaks in a turn": Script(
         [START(), *tokens("Hello there. "), speak("One moment."), *tokens("How are you?"), END()],
         seconds=(1.5, 6.0), context=None,
     ),
     "another voice": Script(
-        [*turn("Hello."), change(voice="max"), *turn("Hello.")], seconds=(1.0, 4.0), context="Hello. Hello."
+        [*turn("Hello."), change(voice="max"), *turn("Hello.")], seconds=(1.0, 4.0), context="Hello. | Hello."
     ),
     "another voice in a turn": Script(
         [START(), *tokens("Hello. "), change(voice="max"), *tokens("Hello."), END()], seconds=(1.0, 4.0),
@@ -288,7 +296,8 @@ QUICK = {
     "speech is switched off in mid-turn", "a filter closes in mid-turn", "an interruption during a stall",
     "a function call behind a sentence", "reasoning across a function call", "dots and dashes",
     "a pause without a length", "a busy engine", "bare text, then a turn", "an interruption at the first sound",
-    "speech that may not be interrupted", "another voice in a turn", "a voice that is not there",
+    "speech that may not be interrupted", "a call speaks before a turn", "another voice in a turn",
+    "a voice that is not there",
 }  # fmt: skip
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SCRIPTS]
 AT_ONCE = 12

@@ -429,7 +429,7 @@ def test_changes_that_cannot_be_are_refused_and_nothing_changes(engine, make):
         rows += [*LOCAL_WRONG, ({"instruct": "\ud800"}, RequestError, "instruct")]
     down, up = run(service, [*(update(**change) for change, *_ in rows), TTSSpeakFrame("Yes.")])
     for error, (change, _, message) in zip(of(up, ErrorFrame), rows, strict=True):
-        assert re.search(message, error.error) and error.category is ErrorCategory.INVALID_REQUEST, change
+        assert re.search(message, error.error) and error.category is ErrorCategory.APPLICATION, change
     assert service.is_usable and same(pcm(down), said(engine, "Yes."), most=0)
 
 
@@ -570,6 +570,7 @@ async def test_services_of_one_model_share_an_engine_and_the_last_one_closes_it(
 
 def test_without_a_warm_up_the_pipeline_loads_and_lets_go():
     service = MegakernelTTSService(model="demo", settings=Settings(voice="max", seed=1))
+    asyncio.run(service.set_usable(False))  # as in an earlier pipeline, whose engine died
     down, up = run(service, [TTSSpeakFrame("Yes.")])
     assert len(pcm(down)) and not of(up, ErrorFrame) and service._engine is None
 

@@ -18,6 +18,7 @@ from pipecat.frames.frames import (
     Frame,
     FunctionCallsStartedFrame,
     InterruptionFrame,
+    LLMAssistantPushAggregationFrame,
     LLMContextFrame,
     LLMFullResponseEndFrame,
     LLMTextFrame,
@@ -269,6 +270,17 @@ def test_words_come_in_order_with_the_times_of_their_context(mode):
     starts = [(w.pts - words[0].pts) / 1e9 for w in words]
     letters = [0, 6, 12, 16, 20] if mode is SENTENCE else [0, 6, 13, 17, 21]
     assert starts == pytest.approx([n * A_LETTER / 24000 for n in letters], abs=1e-3)
+
+
+@in_both_modes
+def test_what_ends_a_message_comes_before_the_words_of_the_next(mode):
+    """A transport hands on by pts. The server makes each speech at once, and its first word begins at 0."""
+    frames = [TTSSpeakFrame("One moment please."), TTSSpeakFrame("Yes."), *turn("Here you are."), *turn("Bye.")]
+    down, up, _ = run(frames, Server(), text_aggregation_mode=mode)
+    ends = LLMAssistantPushAggregationFrame, LLMFullResponseEndFrame
+    timed = [frame for frame in down if isinstance(frame, (TTSTextFrame, *ends))]
+    told = [getattr(frame, "text", "|").strip() for frame in sorted(timed, key=lambda frame: frame.pts)]
+    assert " ".join(told) == "One moment please. | Yes. | Here you are. | Bye. |" and not of(up, ErrorFrame)
 
 
 # ---------------------------------------------------------------- interruptions

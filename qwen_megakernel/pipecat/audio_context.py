@@ -31,6 +31,9 @@ _RESAMPLER = "HQ"  # soxr's: from a first chunk of 80 ms it yields 61 ms at 8 an
 _HEAD_START_S = 0.002
 """Seconds between a context's first frame and its first words. For each word Pipecat compares whole texts, in some
 2,000 calls. Without this wait it does so before the transport gets the frame."""
+_LEAST_WORD_S = 1e-9
+"""Least time of a word in its utterance. To Pipecat a context may begin at the last word of the context before, whose
+message ends 1 ns later: a word at 0 would get into that message."""
 _KEPT_SILENCE_S, _MAX_TRIMMED_S = 0.01, 0.6  # silence left before the first sound; most that is cut
 
 
@@ -326,7 +329,7 @@ class AudioContext:
             self._words_begun = True
             await asyncio.sleep(_HEAD_START_S)
         for word, at in words:
-            at = self._begun_s + max(0.0, at - (self.trimmed_s - self._trimmed_before_s))
+            at = self._begun_s + max(_LEAST_WORD_S, at - (self.trimmed_s - self._trimmed_before_s))
             at += next(gap for begin, gap in reversed(self._gaps) if begin <= at + 1e-9)
             unspaced = True if is_unspaced(word) else None
             await self._host.add_word_timestamps([(word, at)], self.id, includes_inter_frame_spaces=unspaced)

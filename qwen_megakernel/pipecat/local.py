@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from loguru import logger
-from pipecat.frames.frames import EndFrame, MetricsFrame
+from pipecat.frames.frames import EndFrame, ErrorFrame, MetricsFrame
 from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.services.settings import TTSSettings
 from pipecat.utils.types import NOT_GIVEN, NotGiven, assert_given, is_given
@@ -153,6 +153,7 @@ class MegakernelTTSService(SpeechService):
         if self._engine is None:
             logger.info(f"{self}: attaching to the engine of {self._model}")
             self._engine = await shared_engine.acquire(self._model, **self._engine_options)
+            await self.set_usable(True)  # the engine of an earlier pipeline may have died
             self._check(self._settings)
         await self._load_front_end()
 
@@ -180,6 +181,10 @@ class MegakernelTTSService(SpeechService):
         engine, self._engine = self._engine, None
         if engine and self._given_engine is None:
             await shared_engine.release(engine)
+
+    async def push_error_frame(self, error: ErrorFrame, force_treat_as_permanent: bool = False):
+        """Once its engine is closed or dead, the service cannot speak again in this pipeline."""
+        await super().push_error_frame(error, force_treat_as_permanent or isinstance(error.exception, EngineClosed))
 
     # ------------------------------------------------------------ speaking
 

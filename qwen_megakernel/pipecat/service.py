@@ -160,7 +160,6 @@ class SpeechService(TurnService):
         wanted = self._settings.copy()
         if is_given(delta.model) and (delta.model is None or self._is_model(delta.model)):
             delta.model = NOT_GIVEN
-        usable = self.is_usable
         try:
             if is_given(delta.model):
                 raise RequestError(
@@ -173,8 +172,8 @@ class SpeechService(TurnService):
                     setattr(wanted, name, given)
             self._check(wanted)
         except RequestError as error:
-            await self.push_error(f"settings not changed: {error}", exception=error)
-            await self.set_usable(usable)  # an invalid request makes it unusable to Pipecat, but the old settings hold
+            refused = ErrorCategory.APPLICATION  # the old settings hold: an invalid request would end the service's use
+            await self.push_error(f"settings not changed: {error}", exception=error, category=refused)
             return {}
         await self._speak_whole_text()
         changed = await super()._update_settings(delta)
