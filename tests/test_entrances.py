@@ -55,6 +55,7 @@ REFUSED = [
     (ALL, "text", 3, "must be a string, got 3"),
     (ALL, "text", "x" * 601, "at most 600|has 601"),
     (("http",), "text", " \n", "blank"),
+    *((("http",), "text", text, "nothing to speak") for text in ("...", "*", "\U0001f44d", "%")),
     (("http", "stream"), "model", "tts-2", "this server's model is 'demo', got 'tts-2'"),
     (ALL, "voice", "alloy", "unknown voice 'alloy'; known: ada"),
     (ALL, "voice", "../ada", "unknown voice"),

@@ -52,7 +52,7 @@ class TextFrontEnd:
                 are an error.
             lexicon: applied last, to the normalizer's result.
             lenient: the text is a language model's. What would be an error in it is left out: a tag with a warning,
-                half a character, text without letter or digit.
+                half a character.
             languages: names of those that a text may be in, such as `TTSEngine.languages`. None: all of the
                 normalizer's.
 
@@ -117,10 +117,11 @@ class TextFrontEnd:
             return False
         if self._normalize == "auto":
             return is_plain(text)
-        return MARKS.isdisjoint(text) and not (self._lenient and (has_half_characters(text) or not has_words(text)))
+        return MARKS.isdisjoint(text) and has_words(text) and not (self._lenient and has_half_characters(text))
 
     def whole(self, text: str) -> list[str | Pause]:
-        """Process a whole text. The result is non-empty texts and pauses in order; no two texts are adjacent.
+        """Process a whole text. The result is texts and pauses in order; no two texts are adjacent. Each text has a
+        letter or a digit.
 
         Raises:
             TextError: a pause or another tag is refused (`PauseStream`).
@@ -220,8 +221,7 @@ class TextFrontEndStream:
         into words."""
         self._pauses = PauseStream(refuse_other_tags=not normalizes, lenient=lenient)
         self._lenient = lenient
-        self._seeks = lenient and not normalizes  # a sentence begins with a word: the normalizer sees to that itself
-        self._sought, self._silent = self._seeks, ""  # no word has come yet; what has come instead
+        self._seeks, self._silent = True, ""  # no word has come yet; what has come instead
         self._lexicon = lexicon
         self._finder = finder
         self._waits = finder is not None  # for the language
@@ -309,23 +309,21 @@ class TextFrontEndStream:
         if self._normalizer:
             parts += self._respell(_at_marks(end(self._normalizer)))
         given = self._with_words([*parts, *self._last_word()])
-        self._sought, self._silent = self._seeks, ""
+        self._seeks, self._silent = True, ""
         return given
 
     def _with_words(self, parts: list[str | Pause]) -> list[str | Pause]:
-        """Hold back a beginning without letter or digit until one comes."""
-        if not self._seeks:
-            return parts
+        """Hold back a beginning without letter or digit until one comes: without them there is nothing to speak."""
         given: list[str | Pause] = []
         for part in parts:
             if isinstance(part, Pause):
-                self._sought, self._silent = True, ""
-            elif self._sought:
+                self._seeks, self._silent = True, ""
+            elif self._seeks:
                 part, self._silent = self._silent + part, ""
                 if not has_words(part):
                     self._silent = part
                     continue
-                self._sought = False
+                self._seeks = False
             given.append(part)
         return given
 
