@@ -97,6 +97,28 @@ def test_an_empty_flush_is_answered_at_once(client):
         assert client.take() == {"type": "session.done", "utterance_index": turn, "total_sentences": 0}
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"response_format": "pcm"},
+        {"response_format": "wav", "stream_audio": False},
+        {"timestamp_type": "word"},
+        {"word_timestamps": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("pieces", [("...",), ("\U0001f44d",), ("*", " *"), ("[pause]",)], ids=ascii)
+def test_text_without_words_is_a_moment_of_silence(client, pieces, how):
+    client.configure(**how)
+    client.speak(*pieces)
+    start, done = client.until("audio.start"), client.until("audio.done")
+    assert start["seed"] == 5 and done["error"] is False and done["finish_reason"] == "eos"
+    chunks = [base64.b64decode(told["audio_b64"]) for told in client.told if told["type"] == "audio.chunk"]
+    sound = b"".join(chunks) or client.pcm
+    assert sound[44 * (start["format"] == "wav") :] == bytes(2 * 2400) and done["total_bytes"] == len(sound)
+    assert client.take() == {"type": "session.done", "utterance_index": 0, "total_sentences": 1}
+
+
 def test_words_come_with_their_times(client):
     client.configure(timestamp_type="word", timestamp_transport_strategy="sync")
     aligned = client.hear(TEXT)["timestamp_info"]["word_alignment"]
