@@ -155,7 +155,7 @@ class PromptBuilder:
         most = self.room(conditioning, non_streaming_mode=non_streaming_mode, max_positions=max_positions)
         pieces = split_to_fit(text, lambda piece: len(self.tokens(piece).text), most, self.tokenizer.most_tokens)
         if not (spoken := [piece for piece in pieces if has_words(piece)]):
-            raise NoWordsError("the text has no letter or digit, so there is nothing to speak")
+            raise NoWordsError("the text is blank or has no letter or digit: there is nothing to speak")
         return spoken
 
     def room(self, conditioning: Conditioning, *, non_streaming_mode: bool, max_positions: int) -> int:

@@ -63,7 +63,7 @@ class PromptPieces:
         letter or digit has come. TextTooLongError: it does not fit a slot."""
         ids = self._text.flush()
         if self._blank or len(self._ids) + len(ids) < 4:
-            raise NoWordsError("the text has no letter or digit, so there is nothing to speak")
+            raise NoWordsError("the text is blank or has no letter or digit: there is nothing to speak")
         self.ended = True
         return self._advance(ids)
 

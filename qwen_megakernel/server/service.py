@@ -297,6 +297,10 @@ class EngineService:
         who = self._voice(self.engine, asked.pop("voice", None))
         return self.engine.request(**cast(RequestOptions, asked | who))
 
+    def fixes_attempts(self, options: RequestOptions) -> bool:
+        """Does the client or the operator say with which seeds, or for how long, speech may be made?"""
+        return not {"seed", "retries", "max_frames"}.isdisjoint({**self.options.defaults, **options})
+
     def idle(self, options: RequestOptions) -> list[str]:
         """Those of a client's options that change nothing beside the others and the server's."""
         return [name for name in idle({**self.options.defaults, **options}) if name in options]

@@ -117,7 +117,9 @@ class TextFrontEnd:
             return False
         if self._normalize == "auto":
             return is_plain(text)
-        return MARKS.isdisjoint(text) and has_words(text) and not (self._lenient and has_half_characters(text))
+        if self._lenient:
+            return MARKS.isdisjoint(text) and has_words(text) and not has_half_characters(text)
+        return MARKS.isdisjoint(text) and (has_words(text) or has_half_characters(text))  # halves are refused later
 
     def whole(self, text: str) -> list[str | Pause]:
         """Process a whole text. The result is texts and pauses in order; no two texts are adjacent. Each text has a

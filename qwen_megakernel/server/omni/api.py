@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen_megakernel.errors import NoWordsError, RequestError, TextTooLongError
+from qwen_megakernel.errors import NoWordsError, RequestError, SpeechCutError, TextTooLongError
 from qwen_megakernel.server.api_error import ApiError, Refused
 from qwen_megakernel.server.omni.config import SessionConfig
 from qwen_megakernel.server.omni.session import Session
@@ -246,7 +246,7 @@ class _Part:
         self._words += self._ends.finish(ended.seconds)
         self._put_audio(await self._encode(None))
         if ended.cut:
-            raise TextTooLongError(ended.cut)
+            raise SpeechCutError(ended.cut)
         return ended
 
     async def _texts(self) -> AsyncGenerator[str, None]:

@@ -92,7 +92,7 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
             raise RequestError(f"{words}: send stream: false, or a batch", field="retries")
         options = await service.cloned(body.options(), body.clone())
         speakers, times = body.speakers is True, body.word_timestamps is True
-        made = Speech(service, encoder, body.input, options, speakers=speakers, times=times)
+        made = Speech(service, encoder, body.input, options, speakers=speakers, times=times, whole=not streams)
         headers = {"X-Seed": str(made.seed)}
         ignored = [
             *body.ignored,
@@ -109,7 +109,7 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
             return Streamed(made.events(), made, media_type="text/event-stream", headers=headers)
         if streams:
             return Streamed(made.encoded(), made, media_type=MEDIA[name], headers=headers)
-        if body.retries:
+        if body.retries or made.attempts > 1:
             headers["X-Attempts"] = str(made.attempts)
         if body.word_timestamps:
             headers |= _words_header(made)
