@@ -160,8 +160,9 @@ def test_settings_stay_until_others_come(server, client):
     assert client.pcm == said(server, "Hello there.", seed=6, speaker="max")
 
 
-def test_chunks_and_length_can_be_set(client):
-    client.configure(initial_codec_chunk_frames=3, max_new_tokens=5)
+@pytest.mark.parametrize("length", ["max_new_tokens", "max_tokens"])
+def test_chunks_and_length_can_be_set(client, length):
+    client.configure(initial_codec_chunk_frames=3, top_k=-1, **{length: 5})
     client.speak(TEXT)
     client.until("audio.start")
     client.take()
@@ -345,8 +346,9 @@ def test_nothing_that_a_client_sends_is_an_error_of_ours(server, speaking_and_se
 # ---------------------------------------------------------------- as vLLM-Omni's own client asks
 
 
-def test_chunks_carry_audio_and_the_words_whose_times_are_known(client, server):
-    client.configure(word_timestamps=True)
+@pytest.mark.parametrize("left_out", [(), ("response_format", "stream_audio")])
+def test_chunks_carry_audio_and_the_words_whose_times_are_known(client, server, left_out):
+    client.configure(word_timestamps=True, **dict.fromkeys(left_out))
     client.speak(TEXT)
     done = client.until("audio.done")
     chunks = [told for told in client.told if told["type"] == "audio.chunk"]

@@ -53,6 +53,10 @@ def _normalize(value: Any, name: str) -> Any:
     return "auto" if value else "off"
 
 
+def _limit(value: Any, _name: str) -> Any:
+    return 0 if value == -1 else value
+
+
 def first_chunk(first: Any, name: str) -> tuple[int, ...] | None:
     """Frames per chunk, for a client that names the first size. 0 stands for the default."""
     if isinstance(first, bool) or not isinstance(first, int) or not 0 <= first <= _MAX_FIRST:
@@ -85,7 +89,9 @@ FIELDS: dict[str, Field] = {
     "model": Field((OPENAI, OMNI, KOKORO), "a name of /v1/models; without it: the served model"),
     "input": Field((OPENAI, OMNI, KOKORO), "the text"),
     "items": Field((OMNI,), "of a batch: the same as inputs, and the answer has vLLM-Omni's form", same="inputs"),
-    "response_format": Field((OPENAI, OMNI, KOKORO), "the audio's format; without it: mp3, on the socket wav"),
+    "response_format": Field(
+        (OPENAI, OMNI, KOKORO), "the audio's format; without it: mp3, on the socket wav (for word_timestamps pcm)"
+    ),
     "stream_format": Field((OPENAI, OMNI), "audio, or sse for events"),
     "stream": Field(
         (OMNI, KOKORO), "false: one answer with its length; true, with the header Accept: text/event-stream: events"
@@ -108,6 +114,8 @@ FIELDS: dict[str, Field] = {
     "speaker": Field((OMNI,), "the same as voice", same="voice"),
     "instruct": Field(("mlx-audio",), "the same as instructions", same="instruct"),
     "max_new_tokens": Field((OMNI,), "the same as max_frames", same="max_frames"),
+    "max_tokens": Field((OMNI,), "the same as max_frames", same="max_frames"),
+    "top_k": Field((OMNI,), "-1 is no limit, as 0", change=_limit),
     "initial_codec_chunk_frames": Field((OMNI,), "frames of the first chunk", same="chunk_frames", change=first_chunk),
     "lang_code": Field((KOKORO,), "the same as language, also by Kokoro's letters", same="language", change=_language),
     "normalization_options": Field(

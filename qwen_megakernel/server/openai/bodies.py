@@ -37,7 +37,7 @@ SPEECH, BATCH, VOICES = "/v1/audio/speech", "/v1/audio/speech/batch", "/v1/voice
 """Paths that take a body; /v1/voices/{name} takes one too."""
 MODELS = "/v1/models"
 AUDIO_VOICES, AUDIO_MODELS = "/v1/audio/voices", "/v1/audio/models"
-"""Where Open WebUI, Kokoro-FastAPI's and vLLM-Omni's clients ask for voices and models."""
+"""Where Open WebUI, Kokoro-FastAPI's and vLLM-Omni's clients ask for voices and models, some of them without /v1."""
 
 _FIELD_NAMES = {(SPEECH, "text"): "input", (BATCH, "text"): "input", (VOICES, "voice"): "name"}
 _FIELD_NAMES |= {(AUDIO_VOICES, "voice"): "name", (AUDIO_VOICES, "text"): "ref_text"}
