@@ -59,6 +59,8 @@ REFUSED = [
     (("http", "stream"), "model", "tts-2", "this server's model is 'demo', got 'tts-2'"),
     (ALL, "voice", "alloy", "unknown voice 'alloy'; known: ada"),
     (ALL, "voice", "../ada", "unknown voice"),
+    (ALL, "voice", "ada(0.5)+max(0.5)", "must be one name, .*a mean of speakers is none .*; known: ada"),
+    *((HTTP, "volume_multiplier", value, "volume_multiplier must be") for value in (-1, 11, "loud", True)),
     (ALL, "voice", 3, "voice must be a"),
     (ALL, "language", "klingon", r"unknown language 'klingon'; known: auto, english \(en\)"),
     (WEB, "instructions", "Slowly.", "leave them out"),

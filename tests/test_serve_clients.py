@@ -6,6 +6,7 @@ import io
 import json
 import socket
 
+import numpy as np
 import pytest
 import soundfile
 from serving import TEXT, cloning, get, post, ready, recording, request, said, small_demo
@@ -43,6 +44,17 @@ def test_fields_of_other_servers_change_nothing_that_they_do_not_say(server, fie
     answer = server.post(**PCM | fields)
     assert answer.status_code == 200, answer.text
     assert answer.content == said(server) and "x-ignored" not in answer.headers
+
+
+def test_the_volume_is_a_factor_on_the_samples(server):
+    plain = np.frombuffer(said(server), "<i2").astype(float)
+    for volume in (0, 0.5, "4"):
+        heard = np.frombuffer(server.post(**PCM, volume_multiplier=volume).content, "<i2")
+        assert abs(heard - np.clip(float(volume) * plain, -32767, 32767)).max() <= 4
+    items = [{"input": TEXT, "volume_multiplier": 0}, TEXT]
+    told = post(server.url + BATCH, json={"voice": "ada", "inputs": items, "volume_multiplier": 1} | PCM).json()["data"]
+    silent, same = (base64.b64decode(entry["audio"]) for entry in told)
+    assert same == said(server) and silent == bytes(len(same))
 
 
 def test_a_top_k_of_minus_one_is_no_limit(server):

@@ -121,6 +121,7 @@ FIELDS: dict[str, Field] = {
     "normalization_options": Field(
         (KOKORO,), "its normalize: true is the same as normalize: auto", same="normalize", change=_normalize
     ),
+    "volume_multiplier": Field((KOKORO,), "a factor on the samples, 0 to 10; what exceeds full scale is cut off"),
     "user": _ignored(OPENAI, "changes nothing"),
     "extra_params": _ignored(OMNI, "other models' parameters"),
     "ref_audio_2": _ignored(OMNI, "other models' parameters"),
@@ -129,7 +130,6 @@ FIELDS: dict[str, Field] = {
     "download_format": _ignored(KOKORO, "this server keeps no files"),
     "return_download_link": _ignored(KOKORO, "this server keeps no files"),
     "return_timing": _ignored(KOKORO, "ask for word_timestamps"),
-    "volume_multiplier": _ignored(KOKORO, "changes nothing"),
     "voice_aliases": _ignored(KOKORO, "the operator's --voice-alias"),
     "ssml": _ignored(KOKORO, "<break> always works, other tags never"),
 }  # fmt: skip
@@ -146,7 +146,7 @@ _SMALL = ("response_format", "stream_format", "normalize", "trim")  # known valu
 _KINDS: dict[str, type] = dict.fromkeys(
     ("stream", "stream_audio", "speakers", "x_vector_only_mode", "word_timestamps"), bool
 )
-_KINDS |= {"sample_rate": int}
+_KINDS |= {"sample_rate": int, "volume_multiplier": float}
 _BOOLEANS = {"true": True, "false": False}
 _MAX_NUMBER = 40  # characters of a number that is written as a string
 

@@ -51,6 +51,7 @@ class Speech:
         *,
         speakers: bool = False,
         times: bool = False,
+        volume: float | None = None,
         whole: bool = False,
         patient: bool = False,
     ):
@@ -60,6 +61,7 @@ class Speech:
             options: of the client, checked.
             speakers: names in brackets change the speaker (`turns_of`).
             times: tell when each word is spoken.
+            volume: a factor on the samples; None: 1.
             whole: nobody hears it before all of it is made. Unless `fixes_attempts`, what ends badly is said again.
             patient: wait for a slot, however long it takes.
 
@@ -68,6 +70,7 @@ class Speech:
         """
         self._service = service
         self._patient = patient
+        self._volume = volume
         self._encoder = encoder
         self._first: np.ndarray | None = None
         self._frames = 0
@@ -111,7 +114,8 @@ class Speech:
             async with self._service.speak(text, request, words=words, patient=self._patient) as session:
                 async for event in session.events():
                     if isinstance(event, Sound):
-                        yield event.samples
+                        loud = self._volume is not None
+                        yield np.clip(self._volume * event.samples, -1, 1) if loud else event.samples
                     elif isinstance(event, Words) and self._ends:
                         self.words += self._ends.add(event.words, self._seconds)
                     elif isinstance(event, Ended):
@@ -243,8 +247,8 @@ def whole_file(content: bytes, headers: dict[str, str], media_type: str) -> Stre
 # ---------------------------------------------------------------- a batch
 
 
-Item = tuple[str, RequestOptions, bool]
-"""A text, the client's options for it, and whether names in it change the speaker."""
+Item = tuple[str, RequestOptions, dict[str, Any]]
+"""A text, the client's options for it, and `speakers` and `volume` as `Speech` takes them."""
 
 
 async def batch_json(
@@ -267,14 +271,14 @@ async def batch_json(
 
     async def say(index: int, item: Item) -> tuple[dict[str, Any], bytes | None]:
         """The entry for one input, and its audio; None if it failed."""
-        text, options, speakers = item
+        text, options, how = item
         async with slots:
             try:
                 service.check_ready()
                 if (size := len(text)) > (most := service.limits.max_text):
                     raise TextTooLongError(f"input has {size} characters, at most {most} are allowed")
                 encoder = StreamEncoder(name, service.engine.sample_rate, rate, whole=True)
-                speech = Speech(service, encoder, text, options, speakers=speakers, whole=True, patient=True)
+                speech = Speech(service, encoder, text, options, **how, whole=True, patient=True)
                 audio = await speech.whole()
                 told = {"index": index, "object": "speech", "format": name, "seed": speech.seed}
                 told |= {"ignored": speech.ignored} if speech.ignored else {}

@@ -147,6 +147,7 @@ class _How(_Fields):
     x_vector_only_mode: bool | None = _about("x_vector_only_mode")
     speaker_embedding: list[float] | None = _about("speaker_embedding", max_length=MOST_NUMBERS)
     speakers: bool | None = _about("speakers")
+    volume_multiplier: float | None = _about("volume_multiplier", ge=0, le=10)
     _ignored: list[str] = PrivateAttr(default_factory=list)
     _came: frozenset[str] = PrivateAttr(default=frozenset())  # names of fields, as the client wrote them
 
