@@ -63,10 +63,11 @@ def refuse_unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]
         if word == "--":
             return
         name = word.partition("=")[0]
-        # As in argparse: a word with a space is a value, and an option may be abbreviated.
-        if name.startswith("--") and " " not in word and not any(option.startswith(name) for option in known):
+        row = table().get(name.removeprefix("--").replace("-", "_"))
+        # As in argparse: a word with a space is a value, and an option may be abbreviated, but not by another's name.
+        meant = name in known if row else any(option.startswith(name) for option in known)
+        if name.startswith("--") and " " not in word and not meant:
             near = get_close_matches(name, known, n=1)
-            row = table().get(name.removeprefix("--").replace("-", "_"))
             refused = [row.without[e] for e in (*COMMANDS, *SERVERS) if e in row.without] if row else []
             if name in _OF_BOOKS:
                 refused = [f"it is for books, which {AUDIOBOOK} reads"]

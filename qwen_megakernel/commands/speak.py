@@ -34,7 +34,7 @@ from qwen_megakernel.model.conditioning import AUTO
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.voice import Voice, text_of
 from qwen_megakernel.speech.options import RequestOptions
-from qwen_megakernel.speech.request import SpeechRequest
+from qwen_megakernel.speech.request import OF_TEXT, SpeechRequest, text_front_end
 from spoken_text.cutting import split_evenly
 from spoken_text.finder import Candidates, Conversation, language_of
 from spoken_text.front_end import TextFrontEnd
@@ -121,16 +121,16 @@ def front_end_of(
     """What makes spoken text of written text, by options that are taken out of these. `lines`: the text's. `language`:
     which the text names for itself. It counts if the options name none. Else one is found, of those that the model has.
     Raises TextError: see `TextFrontEnd`. Raises CheckpointError: see `Checkpoint.open`."""
-    normalize, lexicon = options.pop("normalize", None) or "off", options.pop("lexicon", None)
+    of_text = {name: options.pop(name, None) for name in OF_TEXT}  # type: ignore[misc]
     named, languages = options.get("language"), None
-    if named in (None, AUTO) and (normalize != "off" or lexicon):
+    if named in (None, AUTO) and (of_text["normalize"] == "auto" or of_text["lexicon"]):
         languages, named = Checkpoint.open(model).config.talker.named_languages, language or AUTO
         with suppress(LanguageError):  # the model does not have it
             named = find_language(named, languages)
         if named == AUTO:
             text = "\n".join(line.text for line in islice(lines, _LINES_TO_TELL))
             named = language_of(text, Candidates.of(languages))
-    return TextFrontEnd(named, normalize, lexicon, languages=languages).in_conversation(Conversation())
+    return text_front_end(of_text, named, languages).in_conversation(Conversation())
 
 
 def load(args: argparse.Namespace, voices: Sequence[Voice | str | None], pieces: int) -> TTSEngine:

@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,6 +79,25 @@ def check_begun(request: object, reading: object = None) -> None:
         raise RequestError(f"reading must be a Reading or None, got {type(reading).__name__}")
 
 
+OF_TEXT = ("normalize", "lexicon", "lenient")
+"""Options that say how written text becomes spoken text."""
+
+
+def text_front_end(options: Mapping[str, Any], language: str | None, languages: Sequence[str] | None) -> TextFrontEnd:
+    """What makes spoken text of written text.
+
+    Args:
+        options: those of `OF_TEXT`, where they are given.
+        language: the text's.
+        languages: those that a text may be in.
+
+    Raises:
+        TextError: see `TextFrontEnd`.
+    """
+    given = {name: options[name] for name in OF_TEXT if options.get(name) is not None}
+    return TextFrontEnd(language, languages=languages, **given)
+
+
 class RequestChecker:
     """Checks options against what one checkpoint can do."""
 
@@ -128,9 +147,7 @@ class RequestChecker:
             before_s=options["pause_s"],
             after_s=0.0,
             reproducible=options["reproducible"],
-            front_end=TextFrontEnd(
-                language, options["normalize"], options["lexicon"], options["lenient"], self._prompts.languages
-            ),
+            front_end=text_front_end(options, language, self._prompts.languages),
             normalizes=options["normalize"] == "auto",
             lenient=options["lenient"],
             retries=options["retries"],

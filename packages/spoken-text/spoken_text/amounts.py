@@ -1,10 +1,9 @@
 """Amounts: money, large numbers such as "3 Mio." and "10k", ranges, and numbers with a unit. A rule takes all of an
 amount, with its sign, scale, currency and both ends of a range, or none of it."""
 
-import re
 from decimal import Decimal
 
-from spoken_text.rule import DASH, DASHES, Kept, Rules, ends_of, initials, keep
+from spoken_text.rule import DASH, DASHES, Found, Kept, Rules, ends_of, initials, keep
 from spoken_text.spoken import Spoken, gender_of, plain
 from spoken_text.tables import shared_words, table_of
 
@@ -25,7 +24,7 @@ def _scale(spoken: Spoken) -> str:
 
 def money(spoken: Spoken, rule: Rules) -> None:
     """Money comes before units, because "£5m" is no length."""
-    around, scale, dash = spoken.around, f"{_scale(spoken)}?", rf" ?{DASH} ?"
+    scale, dash = f"{_scale(spoken)}?", rf" ?{DASH} ?"
     sign = rf"({SIGN}|(?:{CODE})\b)"
     behind = rf"({SIGN_BEHIND}|{SIGN}|(?:{CODE})\b)"
     if spoken.joined:  # HKD200 and 200달러 are written without a blank
@@ -36,11 +35,8 @@ def money(spoken: Spoken, rule: Rules) -> None:
         number = rf"\d+,\d\d(?![.,]?\d)|\.\d\d?(?!\d)|{number}"  # €5,50 and $.50
     begins, ends, letters = r"(?<![\w.,])", r"(?![\d]|[.,]\d)", _TAIL if spoken.joined else r"(?!\w)"
 
-    def stop(found: re.Match[str], name: str) -> str:
-        return around.stop(found, False) if name[-1] == "." else ""
-
     def ranged(
-        found: re.Match[str], signs: set[str | None], first: tuple[str, str | None], last: tuple[str, str | None]
+        found: Found, signs: set[str | None], first: tuple[str, str | None], last: tuple[str, str | None]
     ) -> str:
         """`first` and `last`: a number and its scale."""
         signs.discard(None)
@@ -48,7 +44,7 @@ def money(spoken: Spoken, rule: Rules) -> None:
             return keep(found)
         sign = signs.pop() or ""
         if not first[1] and (said := spoken.range_at(found, first[0], last[0], spoken.many(sign), last[1])):
-            return said + stop(found, sign)
+            return said + found.stop(sign)
         if (first[1] and not last[1]) or not (first[1] or last[1] or "." not in spoken.value(first[0])):
             start = spoken.amount(sign, *first)
         else:
@@ -60,11 +56,11 @@ def money(spoken: Spoken, rule: Rules) -> None:
     after = rf"(?<![\w.,-])({number}){scale} ?{behind}?{dash}({number}){scale} ?{behind}{letters}"
     rule(DASHES, after, lambda f: ranged(f, {f[3], f[6]}, (f[1], f[2]), (f[4], f[5])))
 
-    def single(found: re.Match[str], sign: str, written: str, size: str | None) -> str | None:
+    def single(found: Found, sign: str, written: str, size: str | None) -> str | None:
         said = spoken.money_at(found, sign, written, size) or spoken.amount(sign, written, size)
         if not said or isinstance(said, Kept):
             return said
-        return spoken.below_zero(found[1]) + said + stop(found, sign)
+        return spoken.below_zero(found[1]) + said + found.stop(sign)
 
     written = rf"(?<![\w])([-−])?{sign} ?({number}){scale}{ends}(?![-–~]\d){_TAIL}"
     rule(INITIALS, written, lambda f: single(f, f[2], f[3], f[4]))
@@ -78,10 +74,10 @@ def money(spoken: Spoken, rule: Rules) -> None:
 
 def scaled(spoken: Spoken, rule: Rules) -> None:
     """Numbers with a power of ten, before units as well."""
-    number, scale, around = spoken.pattern, _scale(spoken), spoken.around
+    number, scale = spoken.pattern, _scale(spoken)
 
-    def is_scale(found: re.Match[str], written: str, name: str) -> bool:
-        glued, after = written + name in found[0], around.word_after(found)
+    def is_scale(found: Found, written: str, name: str) -> bool:
+        glued, after = written + name in found[0], found.after
         if spoken.code == "fr" and name in ("M", "Md") and after.startswith(("d'", "d’", "de")):
             return True
         if spoken.code == "en" and name in ("K", "k", "M", "B") and glued:
@@ -92,10 +88,7 @@ def scaled(spoken: Spoken, rule: Rules) -> None:
             return name == "k" or "." in value or crowd or (name == "K" and float(value) >= 12)
         return (name == "k" and glued) or name not in _ONLY_MONEY
 
-    def stop(found: re.Match[str], name: str) -> str:
-        return around.stop(found, spoken.code == "de") if name[-1] == "." else ""
-
-    def ranged(found: re.Match[str]) -> str | None:
+    def ranged(found: Found) -> str | None:
         first, first_scale, last, last_scale = found[1], found[2], found[3], found[4]
         sure = last_scale in ("k", "K") and last + last_scale in found[0]
         sure |= bool(first_scale) and first_scale in "MB" and first + first_scale in found[0]
@@ -103,16 +96,16 @@ def scaled(spoken: Spoken, rule: Rules) -> None:
             return None
         said = None if first_scale else spoken.range_at(found, first, last, "", last_scale)
         said = said or spoken.range(spoken.scaled(first, first_scale), spoken.scaled(last, last_scale))
-        return said and said + stop(found, last_scale)
+        return said and said + found.stop(last_scale, spoken.code == "de")
 
-    def single(found: re.Match[str]) -> str | None:
+    def single(found: Found) -> str | None:
         if not is_scale(found, found[2], found[3]):
             return None
         if said := spoken.scaled_at(found, found[2], found[3]):
-            return said if isinstance(said, Kept) else said + stop(found, found[3])
+            return said if isinstance(said, Kept) else said + found.stop(found[3], spoken.code == "de")
         said, exact = spoken.scaled(found[2], found[3]), spoken.exact(found[2], found[3])
         said = spoken.agree(found, exact, said, True) if said and exact and spoken.code != "ru" else said
-        return said and spoken.below_zero(found[1]) + said + stop(found, found[3])
+        return said and spoken.below_zero(found[1]) + said + found.stop(found[3], spoken.code == "de")
 
     rule(DASHES, rf"(?<![\w.,-])({number}){scale}? ?{DASH} ?({number}){scale}(?!\w)", ranged)
     written = rf"(?<![\w.,])([-−])?({number}){scale}" + ("" if spoken.joined else r"(?!\w)")
@@ -121,7 +114,7 @@ def scaled(spoken: Spoken, rule: Rules) -> None:
 
 def units(spoken: Spoken, rule: Rules) -> None:
     """Numbers with a unit, alone or as a range."""
-    number, around = spoken.pattern, spoken.around
+    number = spoken.pattern
     nouns = [] if spoken.code == "ru" else [*spoken.nouns]  # counted by their endings
     dotted = [name for name in DOTTED | spoken.words("dotted") if name[:-1] in spoken.units]
     names = ends_of([*spoken.units, *nouns, *dotted])
@@ -130,7 +123,7 @@ def units(spoken: Spoken, rule: Rules) -> None:
         said = spoken.counted_as(written, unit.rstrip("."))
         return said and spoken.below_zero(minus) + said
 
-    def ranged(found: re.Match[str]) -> str | None:
+    def ranged(found: Found) -> str | None:
         minus, first, unit, last, last_unit = found[1], found[2], found[3], found[4], found[5].rstrip(".")
         if unit and unit != last_unit:
             return spoken.range(counted(first, unit, minus), counted(last, last_unit))
@@ -142,14 +135,14 @@ def units(spoken: Spoken, rule: Rules) -> None:
             start = counted(first, last_unit, minus) or start
         return spoken.range(start, counted(last, last_unit))
 
-    def single(found: re.Match[str]) -> str | None:
+    def single(found: Found) -> str | None:
         unit = found[3].rstrip(".")
         forms = spoken.units.get(unit) if not found[1] else None
         said = forms and spoken.measured(found, spoken.value(found[2]), plain(forms), gender_of(forms))
         if isinstance(said, Kept):
             return said
         said = said or counted(found[2], unit, found[1])
-        return said and said + (around.stop(found, spoken.code == "de") if found[3][-1] == "." else "")
+        return said and said + found.stop(found[3], spoken.code == "de")
 
     ends = r"(?<!%)(?![A-Za-z0-9_À-ɏЀ-ӿ²³]|/[A-Za-z0-9])|(?<=%)" if spoken.joined else r"(?![\w²³/])"
     ends = rf"(?:{ends})(?!-\d)"
@@ -159,13 +152,12 @@ def units(spoken: Spoken, rule: Rules) -> None:
 
 def ranges(spoken: Spoken, rule: Rules) -> None:
     """Two numbers with a dash between. A hyphen counts only if the second one is larger: 3-2 is a score."""
-    number, around = spoken.pattern, spoken.around
-
+    number = spoken.pattern
     guard = rf"(?![.,:/_]?\d)(?![-–~]\d){_TAIL}" + ("(?![가-힣])" if spoken.code == "ko" else "")
 
     @rule(DASHES, rf"(?<![\w.,:/-])({number})(?: (?=[–~～〜]))?({DASH})(?:(?<=[–~～〜]) )?({number}){guard}")
-    def said(found: re.Match[str]) -> str | None:
-        first, last, before = spoken.value(found[1]), spoken.value(found[3]), around.word_before(found)
+    def said(found: Found) -> str | None:
+        first, last, before = spoken.value(found[1]), spoken.value(found[3]), found.before
         rises = Decimal(first) < Decimal(last) and "0" not in (first[0], last[0])
         if found[2] in "-−" and (not rises or before.strip(".,:") in _SCORE):
             return None

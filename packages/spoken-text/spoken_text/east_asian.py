@@ -2,7 +2,7 @@
 
 import re
 
-from spoken_text.rule import DASHES, SUPERSCRIPTS, Kept, Rules, keep
+from spoken_text.rule import DASHES, HOUR, MINUTE, SUPERSCRIPTS, Found, Kept, Rules, keep
 from spoken_text.spoken import Spoken
 
 _DASHES = "[-–—~～〜－−]"
@@ -22,7 +22,7 @@ class EastAsian(Spoken):
     weekdays: str
     verbs: str  # characters before a number below zero
 
-    def on_date(self, year: str, month: int, day: str, end: str = "") -> str:
+    def on_date(self, year: str, month: int, day: str) -> str:
         years, months, days = self._data["date_marks"]
         said = f"{self.year(year)}{years}" if year else ""
         return f"{said}{self.cardinal(str(month))}{months}{self.cardinal(str(int(day)))}{days}"
@@ -36,6 +36,8 @@ class EastAsian(Spoken):
         zero = self.zero_of if int(minute) < 10 else ""
         return f"{said}{zero}{self.cardinal(str(int(minute)))}{minutes}"
 
+    own = Spoken.no_rules  # what only one of these languages writes
+
     def first(self, rule: Rules) -> None:
         if self.following:
             rule(" ", rf"(?<=\d) (?=[{''.join(sorted(self.following))}])", lambda f: "")
@@ -48,9 +50,6 @@ class EastAsian(Spoken):
         self._hyphens(rule)
         self._days(rule)
         self._maths(rule)
-
-    def own(self, rule: Rules) -> None:
-        """What only one of these languages writes."""
 
     def _names(self, rule: Rules) -> None:
         rule("nrst", r"(?<![\w.,])\d+(?:st|nd|rd|th)(?![A-Za-z])", keep)
@@ -66,36 +65,34 @@ class EastAsian(Spoken):
 
     def _amounts(self, rule: Rules) -> None:
         written = r"(?<![\w.,/+-])(?<![\d)] )\d{2,6}-\d{2,6}-\d{2,8}(?![\w.-])"
-        rule("-", written, lambda f: self.dialled(f[0]) if sum(map(str.isdecimal, f[0])) >= 9 else None)
+        rule("-", written, lambda f: self.dialled(f) if sum(map(str.isdecimal, f[0])) >= 9 else None)
 
-        @rule(
-            "万亿億만억천", rf"(?<![\w.,/-])({self.pattern}) ?([万亿億만억천]) ?({self.unit_names})(?![A-Za-z0-9²³/])"
-        )
-        def scaled(found: re.Match[str]) -> str | None:
+        written = rf"(?<![\w.,/-])({self.pattern}) ?([万亿億만억천]) ?({self.unit_names})(?![A-Za-z0-9²³/])"
+
+        @rule("万亿億만억천", written)
+        def scaled(found: Found) -> str | None:
             form, two = self.units[found[3]][0], found[1] == "2"
             said = f"{self.before_scale('2') if two else self.said(found[1])}{found[2]}"
             return form.format(said) if "{}" in form else f"{said}{self.blank}{form}"
 
         @rule("°", r"(?<![\w.,])(\d{1,3}) ?° ?(\d{1,2}) ?['’′](?: ?(\d{1,2}(?:\.\d{1,3})?) ?[\"”″])?")
-        def angle(found: re.Match[str]) -> str:
+        def angle(found: Found) -> str:
             degrees, minutes, seconds = self._data["angle_marks"]
             said = f"{self.cardinal(found[1])}{degrees}{self.cardinal(str(int(found[2])))}{minutes}"
             return (said + (self.said(found[3].lstrip("0") or "0") + seconds if found[3] else "")).strip()
 
-        @rule(".Mm", r"(?<![\w:.,-])(\d\d?)(?:[:：]([0-5]\d))? ?([AaPp])(?:\.[Mm]\.|[Mm])(?![A-Za-z])")
-        def half(found: re.Match[str]) -> str | None:
-            name = self._data["am_pm"][found[3] in "pP"]
-            return f"{name}{self.at_time(found[1], found[2] or '0')}" if 1 <= int(found[1]) <= 12 else None
+        halves = self._data["am_pm"]
+        clock = rf"(?<![\w:.,-])(0?[1-9]|1[0-2])(?:[:：]{MINUTE})? ?([AaPp])(?:\.[Mm]\.|[Mm])(?![A-Za-z])"
+        rule(".Mm", clock, lambda f: f"{halves[f[3] in 'pP']}{self.at_time(f[1], f[2] or '0')}")
 
     def _times(self, rule: Rules) -> None:
         """With two digits of hours 14:30:05 is a time of day, with one it lasts. 78:96 is a score."""
         _, minutes, seconds = self._data["clock_marks"]
 
-        @rule(":：", r"(?<![\w.,:/-])(\d{1,2})([:：])([0-5]\d)\2([0-5]\d)(?![\w:/]|[.,]\d)")
-        def clock(found: re.Match[str]) -> str | None:
+        @rule(":：", rf"(?<![\w.,:/-]){HOUR}([:：]){MINUTE}\2{MINUTE}(?![\w:/]|[.,]\d)")
+        def clock(found: Found) -> str | None:
             hour, minute, second = found[1], found[3], found[4]
-            is_time = len(hour) == 2 or _AT.search(self.around.ahead(found))
-            if not is_time or int(hour) > 24:
+            if len(hour) == 1 and not _AT.search(found.ahead):
                 return None
             said = self.at_time(hour, minute)
             if second == "00":
@@ -105,17 +102,15 @@ class EastAsian(Spoken):
             zero = self.zero_of if second[0] == "0" else ""
             return f"{said}{self.blank}{zero}{self.cardinal(str(int(second)))}{seconds}"
 
-        @rule(":：", r"(?<![\w.,:：/-])([1-9]\d{0,2})[:：]([1-9]\d)(?![\w:：/]|-\d|[.,]\d)")
-        def ratio(found: re.Match[str]) -> str | None:
-            is_time = int(found[1]) <= 24 and int(found[2]) <= 59
-            return None if is_time else self.ratio(found)
+        score = r"(?<![\w.,:：/-])([1-9]\d{0,2})[:：]([1-9]\d)(?![\w:：/]|-\d|[.,]\d)"
+        rule(":：", score, lambda f: self.ratio(f) if int(f[1]) > 24 or int(f[2]) > 59 else None)
 
     def _hyphens(self, rule: Rules) -> None:
         """嫦娥-5 is no number below zero."""
 
         @rule("-−", r"(?<![\w.,])[-−]([1-9]\d{0,3})(?![\w.,/-])")
-        def hyphen(found: re.Match[str]) -> str | None:
-            left, right = self.around.ahead(found)[-1:], self.around.behind(found).lstrip()
+        def hyphen(found: Found) -> str | None:
+            left, right = found.ahead[-1:], found.behind.lstrip()
             named = left.isalpha() and not left.isascii() and left not in self.verbs and not right.startswith(_MEASURES)
             return Kept(f"-{self.cardinal(found[1])}") if named else None
 
@@ -128,9 +123,9 @@ class EastAsian(Spoken):
         measured = re.compile(rf"(?:{'|'.join(self.measures)})(?:{self.blank})?$")
 
         @rule("/", r"(?<![\w.,/:–-])(?<!\d )([-−])?([1-9]\d{0,2})/([1-9]\d{0,3})(?![A-Za-z0-9_/]|[.,]\d|-\d)")
-        def say(found: re.Match[str]) -> str | None:
+        def say(found: Found) -> str | None:
             top, bottom, minus = int(found[2]), int(found[3]), self.minus if found[1] else ""
-            left, right = self.around.ahead(found), self.around.behind(found).lstrip()[:1]
+            left, right = found.ahead, found.behind.lstrip()[:1]
             is_day = top <= 12 and 0 < bottom <= 31 and not minus
             if is_day and (bottom > 10 or top >= bottom) and right and right in self.behind_day:
                 return self.on_date("", top, found[3])
@@ -144,12 +139,12 @@ class EastAsian(Spoken):
     def part(self, top: int, bottom: int) -> str | None:
         return f"{self.cardinal(str(bottom))}{self._data['parts']}{self.cardinal(str(top))}"
 
-    def is_versioned(self, found: re.Match[str]) -> bool:
+    def is_versioned(self, found: Found) -> bool:
         """Is the number one of a version?"""
-        left = self.around.ahead(found).rstrip(" ")
+        left = found.ahead.rstrip(" ")
         return left[-1:].isascii() and left[-1:].isalnum() or left.endswith(_VERSIONS)
 
-    def date_at(self, found: re.Match[str]) -> str | None:
+    def date_at(self, found: Found) -> str | None:
         return None if self.is_versioned(found) else self.on_date(found[1], int(found[2]), found[3])
 
     def _dates(self, rule: Rules) -> None:
@@ -165,18 +160,11 @@ class EastAsian(Spoken):
         rule("-/", written, lambda f: self.month(f[1], f[2] or f[3]))
         ends = r"(?=$|[-~～〜）) ]|到|至|から|부터)"
         rule(".", rf"(?<![\w.,/-]){year}\.(?:0[1-9]|1[0-2]){ends}(?! ?[%A-Za-z元円万萬亿億원만])", keep)
-
-        @rule("-/", r"(?<![\w.,/:-])(0[1-9])[-/](0[1-9]|[12]\d|3[01])(?![\w.,/:-])")
-        def padded(found: re.Match[str]) -> str | None:
-            is_more = re.match(r" ?\d", found.string[found.end() :])
-            return None if is_more else self.on_date("", int(found[1]), found[2])
-
+        padded = r"(?<![\w.,/:-])(0[1-9])[-/](0[1-9]|[12]\d|3[01])(?![\w.,/:-]| ?\d)"
+        rule("-/", padded, lambda f: self.on_date("", int(f[1]), f[2]))
         rule(self.dated_zeros, rf"(?<![\w.,:/-])0(?=[1-9] ?[{self.dated_zeros}])", lambda f: "")
-
-        @rule("/", rf"(?<![\w.,/:–-]){month}/{day}(?![\w/]|[.,]\d)")
-        def on_weekday(found: re.Match[str]) -> str | None:
-            named = re.match(rf" ?[(（](?:[{self.weekdays}]|$)", self.around.behind(found))
-            return self.on_date("", int(found[1]), found[2]) if named else None
+        named, weekday = rf"(?<![\w.,/:–-]){month}/{day}(?![\w/]|[.,]\d)", rf" ?[(（](?:[{self.weekdays}]|$)"
+        rule("/", named, lambda f: self.on_date("", int(f[1]), f[2]) if re.match(weekday, f.behind) else None)
 
     def dotted_dates(self, year: str, month: str, day: str, rule: Rules) -> None:
         rule(".", rf"(?<![\w.,/-]){year}\.{month}\.{day}(?![\w.])", self.date_at)
@@ -201,15 +189,15 @@ class EastAsian(Spoken):
         def named(name: str) -> Kept:
             return Kept(f"{blank}{words[name]}{blank}")
 
-        def sign(found: re.Match[str]) -> Kept | None:
+        def sign(found: Found) -> Kept | None:
             name = found[0].strip()
             return named(name) if words[name] != name else None  # Korean says some of them at the end
 
-        def times(found: re.Match[str]) -> Kept:
+        def times(found: Found) -> Kept:
             """A product, or 3×4 metres."""
-            return named("×" if "=" in found.string[found.end() :][:60] else "x")
+            return named("×" if "=" in found.rest[:60] else "x")
 
-        def power(found: re.Match[str]) -> str:
+        def power(found: Found) -> str:
             base, exponent = self.said(found[1]), found[2].lstrip("^").translate(SUPERSCRIPTS)
             if exponent in ("2", "3"):
                 return f"{base}{blank}{words['²' if exponent == '2' else '³']}"
@@ -226,9 +214,12 @@ class EastAsian(Spoken):
         rule("±", r"±(?=\d)", lambda f: Kept(words["±"] + blank))
         rule("^⁰¹²³⁴⁵⁶⁷⁸⁹", rf"(?<![\w.,])({self.pattern})(\^-?\d{{1,3}}(?![\d.])|⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]{{1,3}})", power)
         rule("÷", r"(?<=[\d)]) ?÷ ?(?=[\d(])", sign)
-        around = self.around
-        written = r"^= ?(?=\d)"
-        rule("=", written, lambda f: named("=") if around.left[-1:].isalpha() and not around.left.isascii() else None)
+
+        @rule("=", r"^= ?(?=\d)")
+        def equals(found: Found) -> Kept | None:
+            left = found.around.left
+            return named("=") if left[-1:].isalpha() and not left.isascii() else None
+
         written = r"^[≈≤≥≠±] ?(?=\d)|(?<=[^\s=<>!:+*/&?-]) ?[=≈≤≥≠] ?(?=[-−\d(])|(?<=[\d)²%]) ?[=≈≤≥≠] ?(?=[\w(])"
         rule("=±≈≠≤≥", written, sign)
         rule("<>", r"(?<=[\d)²³方乗곱A-Za-z]) ?[<>] ?(?=[\d(])", sign)

@@ -4,12 +4,13 @@ arithmetic, dates with dots or dashes, marks out of twenty."""
 import re
 from math import gcd
 
-from spoken_text.rule import Rules, ends_of, keep
+from spoken_text.rule import DAY, Found, Rules, ends_of, keep
 from spoken_text.spoken import Spoken
 
 _SAME = {"~": "≈", "-": "−", "–": "−", "x": "×", "*": "×", "·": "×", "х": "×", "/": "÷", ":": "÷"}
-_VALID = re.compile(r"(?=[IVXL])(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
-_VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
+_TENS = ["", "X", "XX", "XXX", "XL", "L", "LX", "LXX", "LXXX", "XC"]
+_ONES = ["", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"]
+_VALUES = {ten + one: int(f"{tens}{ones}") for tens, ten in enumerate(_TENS) for ones, one in enumerate(_ONES)}
 _ALONE = frozenset("+±≈~=")
 _JOINS = frozenset("y e et и al a - –".split())
 _ARTICLES = frozenset("il el o".split())
@@ -25,9 +26,7 @@ MAY_BE_ROMAN = (
 
 def number_of(roman: str, most: int = 89) -> int:
     """The value of a Roman numeral; 0 if it is none, or more than `most`."""
-    roman = roman.replace("Х", "X")
-    values = [_VALUES[letter] for letter in roman] if _VALID.fullmatch(roman) else []
-    value = sum(-a if a < b else a for a, b in zip(values, [*values[1:], 0], strict=True)) if values else 0
+    value = _VALUES.get(roman.replace("Х", "X"), 0)
     return value if value <= most else 0
 
 
@@ -63,6 +62,9 @@ class European(Spoken):
 
     # ---------------------------------------------------------------- rules
 
+    own = Spoken.no_rules  # what no shared rule of these languages may take apart
+    middle = Spoken.no_rules  # what comes behind abbreviations and dates
+
     def second(self, rule: Rules) -> None:
         self.own(rule)
         rule("", rf"(?i:(?<![\w.])({ends_of(self.leads)})) ?(?=\d)", self._lead)
@@ -75,17 +77,11 @@ class European(Spoken):
         scale, one = r"(?<![\w.,:/-])1:(\d{4,7}|\d{1,3}(?:[. ]\d{3})+)(?![\w:/]|[.,]\d)", self.cardinal("1")
         rule(":", scale, lambda f: f"{one} {self.ratio_to} {self.cardinal(self.value(f[1]))}")
         rule("'’", r"(?<![\w'’])['’](?=\d\d(?![\d'’]))", lambda f: "")
-        local = r"(?<![\w.,:/-])(?<![\d)] )\d{3}-(?:\d{3}-\d{2,4}|\d\d-\d\d)(?![\w-]|[.,]\d)"
-        rule("-", local, lambda f: self.dialled(f[0]))
+        rule("-", r"(?<![\w.,:/-])(?<![\d)] )\d{3}-(?:\d{3}-\d{2,4}|\d\d-\d\d)(?![\w-]|[.,]\d)", self.dialled)
         rule("H", r"(?<![\w.,:/-])(\d\d?)H(?=\d\d(?!\w)|(?!\w))", lambda f: f"{f[1]}h")
         rule("h", r"(?<![\w.,:/-])0(\d)(?= ?h(?!\w))", lambda f: f[1])
-        rule("s", r"(?<![\w.,:/-])\d{2,4}s(?!\w)", self._no_seconds)
-
-    def own(self, rule: Rules) -> None:
-        """What no shared rule of these languages may take apart."""
-
-    def middle(self, rule: Rules) -> None:
-        """What comes behind abbreviations and dates."""
+        decade, plurals = r"(?<![\w.,:/-])\d{2,4}s(?!\w)", "les los os années años anos gli anni".split()
+        rule("s", decade, lambda f: keep(f) if f.before in plurals else None)  # les 80s, which are no seconds
 
     def later(self, rule: Rules) -> None:
         """Signs of arithmetic. They come behind telephone numbers, which begin with a plus."""
@@ -100,29 +96,23 @@ class European(Spoken):
                 rule("x", r"(?<![\w.,])(\d{1,4})x(?=\d{1,4}(?!\w))", lambda f: f"{f[1]} {self.by} ")
         rule("+~±≈", r"(?<![\w.,)%])([±≈~+]) ?(?=\d)", lambda f: f"{self.signs[f[1]]} ")
 
-    def _mark(self, found: re.Match[str]) -> str | None:
+    def _mark(self, found: Found) -> str | None:
         """15/20: quinze sur vingt"""
-        before = self.around.word_before(found)
         top, bottom = found[0].split("/")
-        is_date = before in ("le", "el", "il", "dia", "em", "du", "au", "del", "al", "dal", "c", "с", "на", "до", "от")
+        is_date = found.before in "le el il dia em du au del al dal c с на до от".split()
         if "," not in top and (int(top) > int(bottom) or is_date or (bottom == "10" and gcd(int(top), 10) == 1)):
             return None
         return f"{self.cardinal(self.value(top), ',')} {self.out_of} {self.cardinal(bottom)}"
 
-    def _no_seconds(self, found: re.Match[str]) -> str | None:
-        """les 80s, which are no seconds"""
-        before = self.around.word_before(found)
-        return keep(found) if before in ("les", "los", "os", "années", "años", "anos", "gli", "anni") else None
-
-    def _sign(self, found: re.Match[str]) -> str:
+    def _sign(self, found: Found | re.Match[str]) -> str:
         return f" {self.signs[found[1]]} "
 
-    def _lead(self, found: re.Match[str]) -> str:
+    def _lead(self, found: Found) -> str:
         said = self.leads[found[1].lower()]
         return f"{said[0].upper() if found[1][0].isupper() else said[0]}{said[1:]} "
 
     def _dates(self, rule: Rules) -> None:
-        def say(found: re.Match[str]) -> str | None:
+        def say(found: Found) -> str | None:
             day, month, year = int(found[1]), int(found[3]), found[4]
             if not (1 <= day <= 31 and 1 <= month <= 12):
                 return keep(found) if found[2] == "." else None
@@ -131,10 +121,5 @@ class European(Spoken):
         guard, mark = r"(?![\w/-]|[.,]\d)", self.date[-1]
         rule("-./", rf"(?<![\w.,:/-])(\d\d?)([{'./'.replace(mark, '')}-])(\d\d?)\2(\d{{4}}){guard}", say)
         rule(mark, rf"(?<![\w.,:/-])(\d\d?)([{mark}])(\d\d?)\2([012]\d){guard}", say)
-
-        def day(found: re.Match[str]) -> str | None:
-            dated = self.around.word_before(found) in "le au du el al il dal dia até".split()
-            is_day = dated and 1 <= int(found[1]) <= 31 and 1 <= int(found[2]) <= 12
-            return self.on_date("", int(found[2]), found[1]) if is_day else None
-
-        rule("/", rf"(?<![\w.,:/-])(\d\d?)/(0\d|1[0-2]){guard}(?! ?%)", day)
+        day, articles = rf"(?<![\w.,:/-]){DAY}/(0[1-9]|1[0-2]){guard}(?! ?%)", "le au du el al il dal dia até".split()
+        rule("/", day, lambda f: self.on_date("", int(f[2]), f[1]) if f.before in articles else None)

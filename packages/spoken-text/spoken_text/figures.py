@@ -5,7 +5,7 @@ from functools import cache
 from math import gcd
 
 from spoken_text.european import MAY_BE_ROMAN, number_of
-from spoken_text.rule import Rules, ends_of, keep
+from spoken_text.rule import Found, Rules, ends_of, keep
 from spoken_text.spoken import LANGUAGES, Spoken, plain
 from spoken_text.tables import shared_words, table_of
 
@@ -17,16 +17,12 @@ DIRECTIONS = frozenset("NSEWO")
 
 def phones(spoken: Spoken, rule: Rules) -> None:
     """Digit by digit, with a comma between the groups."""
-    around = spoken.around
+    say = spoken.dialled
 
-    def say(found: re.Match[str]) -> str:
-        said = spoken.dialled(found[0])
-        return f"{spoken.plus}{spoken.blank}{said}" if found[0][0] == "+" else said
-
-    def local(found: re.Match[str]) -> str | None:
+    def local(found: Found) -> str | None:
         """555-0134, but not 100-2000, which may be a range."""
         is_range = found[0][4] != "0" and found[0].endswith("00")
-        return say(found) if around.before == "〒" or not (found[0][0] in "01" or is_range) else None
+        return say(found) if found.around.before == "〒" or not (found[0][0] in "01" or is_range) else None
 
     before, after = r"(?<![\w.,:/-])(?<!\d )", r"(?![\w-]|[.,]\d)"
     serial = rf"{before}(?:97[89][- ]?)?\d{{1,5}}-\d{{1,7}}-\d{{1,7}}-[\dX](?![\w-])"
@@ -47,8 +43,7 @@ def phones(spoken: Spoken, rule: Rules) -> None:
         rule("대", r"(?<![\w.,])(\d{1,2})대(\d{1,2})(?!\d)", spoken.ratio)
     # Groups with three hyphens or more, such as serial numbers, are no amounts.
     rule("-", rf"{before}\d+(?:-\d+){{3,20}}(?![\w-])", say)
-    named = r"(?<![\w.,])\d{3,20}(?![\w]|[.,:/-]\d)"
-    rule("", named, lambda f: say(f) if around.word_before(f).strip(".:,#") in _CALLED else None)
+    rule("", r"(?<![\w.,])\d{3,20}(?![\w]|[.,:/-]\d)", lambda f: say(f) if f.before.strip(".:,#") in _CALLED else None)
 
 
 def fractions(spoken: Spoken, rule: Rules) -> None:
@@ -56,7 +51,7 @@ def fractions(spoken: Spoken, rule: Rules) -> None:
     letters = "A-Za-z0-9_" if spoken.joined else r"\w"
     unit = rf"(?: ?({spoken.unit_names})(?![{letters}/²³]))?"
 
-    def measured(found: re.Match[str]) -> str | None:
+    def measured(found: Found) -> str | None:
         said, unit = say(found), found[3]
         if not said or not unit:
             return said
@@ -66,13 +61,13 @@ def fractions(spoken: Spoken, rule: Rules) -> None:
         form = forms[1 if found[1] and len(forms) > 1 else 0]
         return form.format(said) if "{}" in form else f"{said}{'' if spoken.joined else ' '}{form}"
 
-    def say(found: re.Match[str]) -> str | None:
+    def say(found: Found) -> str | None:
         whole, written = found[1], VULGAR.get(found[2], found[2])
         top, bottom = (int(figure) for figure in written.split("/"))
         said = spoken.part(top, bottom) if 0 < top < bottom <= 10 and gcd(top, bottom) == 1 else None
         if not said:
             return None
-        if found[2] not in VULGAR and not whole and spoken.around.word_before(found) in spoken.words("dated"):
+        if found[2] not in VULGAR and not whole and found.before in spoken.words("dated"):
             return keep(found)
         return said if not whole else spoken.with_part(whole, said, is_half=bottom == 2)
 
@@ -83,19 +78,14 @@ def fractions(spoken: Spoken, rule: Rules) -> None:
 def others(spoken: Spoken, rule: Rules) -> None:
     """Addresses of computers, scores and ratios, directions."""
     dot = f"{spoken.blank}{spoken.dot}{spoken.blank}"
-
-    @rule(".", r"(?<![\w.,])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)")
-    def address(found: re.Match[str]) -> str | None:
-        parts = found[0].split(".")
-        if not all(part == "0" or (part[0] != "0" and int(part) < 256) for part in parts):
-            return None
-        return dot.join(map(spoken.digits if spoken.code == "en" else spoken.cardinal, parts))
-
+    octet, say = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)", spoken.digits if spoken.code == "en" else spoken.cardinal
+    address = rf"(?<![\w.,]){octet}(?:\.{octet}){{3}}(?![\w]|\.\d)"
+    rule(".", address, lambda f: dot.join(map(say, f[0].split("."))))
     rule(":", r"(?<![\w.,:/-])(\d{1,3}):(\d|[1-9]\d{2})(?![\w:/]|-\d|[.,]\d)", spoken.ratio)
     if names := spoken.table("directions"):
 
         @rule("°", rf"(?<![\w.,])({spoken.pattern}) ?° ?([NSEWO])(?!\w)")
-        def toward(found: re.Match[str]) -> str | None:
+        def toward(found: Found) -> str | None:
             said = spoken.counted_as(found[1], "°")
             return said and f"{said} {names[found[2]]}"
 
@@ -107,10 +97,8 @@ def others(spoken: Spoken, rule: Rules) -> None:
 def before_roman() -> re.Pattern[str]:
     """A text with this may be changed, in any language."""
     lists = (pair for code in LANGUAGES.values() for pair in table_of(f"{code}/words")["lists"].items())
-    names = {
-        name for kind, words in lists if kind.startswith(("kings", "queens", "chapters")) for name in words.split()
-    }
-    return re.compile(rf"\b(?:{ends_of(names)}) [IVXLC]|{MAY_BE_ROMAN}")
+    names = " ".join(words for kind, words in lists if kind.startswith(("kings", "queens", "chapters")))
+    return re.compile(rf"\b(?:{ends_of(set(names.split()))}) [IVXLC]|{MAY_BE_ROMAN}")
 
 
 def roman(spoken: Spoken, word: str, before: str) -> str | None:

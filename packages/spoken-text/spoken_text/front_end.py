@@ -5,7 +5,7 @@ import logging
 import re
 import reprlib
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from spoken_text import finder
 from spoken_text.choices import NORMALIZE
@@ -13,23 +13,14 @@ from spoken_text.errors import TextError
 from spoken_text.finder import LONGEST_WAIT, Candidates, Conversation, LanguageFinder
 from spoken_text.lexicon import Lexicon, LexiconStream
 from spoken_text.normalize import NormalizerStream, Silence, is_plain
-from spoken_text.pauses import MARKS, Pause, PauseStream, joined
+from spoken_text.pauses import MARKS, Part, Pause, PauseStream, joined
 from spoken_text.spoken import LANGUAGES, language_name, num2words
 from spoken_text.stage import FIRST_MARK, check_text, has_words, is_mark
 
 log = logging.getLogger(__name__)
 
-
 _HALVES = re.compile("[\ud800-\udfff]")
 _AT_MARKS = re.compile(f"([{FIRST_MARK}-\U0010ffff])")
-
-
-def check_normalize(normalize: str) -> None:
-    """Raises TextError for a `normalize` that is not in `NORMALIZE`, and for "auto" without num2words."""
-    if not isinstance(normalize, str) or normalize not in NORMALIZE:
-        raise TextError(f"normalize must be one of {', '.join(NORMALIZE)}, got {reprlib.repr(normalize)}")
-    if normalize == "auto" and num2words is None:
-        raise TextError("normalize='auto' needs the package num2words: pip install num2words, or take normalize='off'")
 
 
 class TextFrontEnd:
@@ -57,10 +48,14 @@ class TextFrontEnd:
                 normalizer's.
 
         Raises:
-            TextError: `normalize` has another value, or another argument another type. LanguageError: the same of
-                `language`.
+            TextError: `normalize` has another value, or is "auto" without num2words, or another argument has another
+                type. LanguageError: the same of `language`.
         """
-        check_normalize(normalize)
+        if not isinstance(normalize, str) or normalize not in NORMALIZE:
+            raise TextError(f"normalize must be one of {', '.join(NORMALIZE)}, got {reprlib.repr(normalize)}")
+        if normalize == "auto" and num2words is None:
+            how = "pip install num2words, or take normalize='off'"
+            raise TextError(f"normalize='auto' needs the package num2words: {how}")
         language_name(language)  # which refuses what is no string
         _check_type("lexicon", lexicon, Lexicon | None)
         _check_type("lenient", lenient, bool)
@@ -121,7 +116,7 @@ class TextFrontEnd:
             return MARKS.isdisjoint(text) and has_words(text) and not has_half_characters(text)
         return MARKS.isdisjoint(text) and (has_words(text) or has_half_characters(text))  # halves are refused later
 
-    def whole(self, text: str) -> list[str | Pause]:
+    def whole(self, text: str) -> list[Part]:
         """Process a whole text. The result is texts and pauses in order; no two texts are adjacent. Each text has a
         letter or a digit.
 
@@ -140,7 +135,7 @@ class TextFrontEnd:
         languages = self._candidates.names if self._finds else (self._language,)
         return any(lexicon.may_change(text, language) for language in languages)
 
-    def shown(self, text: str) -> list[str | Pause]:
+    def shown(self, text: str) -> list[Part]:
         """A whole text as a reader sees it: like `whole`, but words and numbers stay as they are written.
 
         Raises:
@@ -196,7 +191,7 @@ class Reading:
             self._passed = ""
         return self._stream
 
-    def sentence(self, front_end: TextFrontEnd, text: str) -> list[str | Pause]:
+    def sentence(self, front_end: TextFrontEnd, text: str) -> list[Part]:
         """Process the next sentence, or several. Empty if there is nothing to speak. Raises TextError: as
         `TextFrontEnd.whole`."""
         if (self._stream is None or self._stream.at_rest) and front_end.leaves_alone(text.strip()):
@@ -227,24 +222,25 @@ class TextFrontEndStream:
         self._lexicon = lexicon
         self._finder = finder
         self._waits = finder is not None  # for the language
-        self._held: list[str | Pause] = []  # meanwhile
+        self._held: list[Part] = []  # meanwhile
         self._normalizer = NormalizerStream(language, reads_aloud) if normalizes else None
         self._words: LexiconStream | None = lexicon.stream(language) if lexicon else None
 
-    def push(self, piece: str) -> list[str | Pause]:
+    def push(self, piece: str) -> list[Part]:
         """Take a piece, and return the parts that are now final. Raises TextError: a pause or another tag is refused,
         or `piece` is not a string. The stream is then unusable."""
         check_text(piece)
         if self._lenient and has_half_characters(piece):
             log.warning("left out half a character")
             piece = piece.encode("utf-8", "ignore").decode()
-        return self._with_words(self._speak(self._known(self._pauses.push(piece))))
+        parts = self._respell(self._speak(self._known(self._pauses.push(piece))))
+        return list(self._with_words(parts))
 
-    def finish(self) -> list[str | Pause]:
+    def finish(self) -> list[Part]:
         """End the text, and return what was held back. Raises TextError: the text ends within a tag."""
         return self._end(self._pauses.finish(), NormalizerStream.finish)
 
-    def settle(self) -> list[str | Pause]:
+    def settle(self) -> list[Part]:
         """A sentence has ended: return what was held back, but for open links, tags, elements and code blocks."""
         return self._end(self._pauses.settle(), NormalizerStream.settle)
 
@@ -270,7 +266,7 @@ class TextFrontEndStream:
             self._finder.push(text)
             self._begin_if_decided()
 
-    def _known(self, parts: list[str | Pause]) -> list[str | Pause]:
+    def _known(self, parts: list[Part]) -> list[Part]:
         """Hold parts back until the language is known. Returns what can be spoken."""
         if not self._waits or not self._finder:
             return parts
@@ -283,7 +279,7 @@ class TextFrontEndStream:
         self._begin_if_decided()
         return [] if self._waits else self._let_go()
 
-    def _let_go(self) -> list[str | Pause]:
+    def _let_go(self) -> list[Part]:
         held, self._held = self._held, []
         return held
 
@@ -299,7 +295,7 @@ class TextFrontEndStream:
         if self._lexicon:
             self._words = self._lexicon.stream(language)
 
-    def _end(self, parts: list[str | Pause], end: Callable[[NormalizerStream], str]) -> list[str | Pause]:
+    def _end(self, parts: list[Part], end: Callable[[NormalizerStream], str]) -> list[Part]:
         """`end`: of the normalizer, which then gives what it holds back."""
         parts = self._known(parts)
         if self._waits and self._finder:  # if its language stays unknown, the text behind this may still tell it
@@ -307,16 +303,15 @@ class TextFrontEndStream:
             text = "".join(part for part in parts if isinstance(part, str))
             self._begin(self._finder.settle(_needs_language(text, self._lexicon)))
             self._waits = not self._finder.decided
-        parts = self._speak(parts)
+        parts = list(self._speak(parts))
         if self._normalizer:
-            parts += self._respell(_at_marks(end(self._normalizer)))
-        given = self._with_words([*parts, *self._last_word()])
+            parts += _at_marks(end(self._normalizer))
+        given = list(self._with_words([*self._respell(parts), *self._last_word()]))
         self._seeks, self._silent = True, ""
         return given
 
-    def _with_words(self, parts: list[str | Pause]) -> list[str | Pause]:
+    def _with_words(self, parts: Iterable[Part]) -> Iterator[Part]:
         """Hold back a beginning without letter or digit until one comes: without them there is nothing to speak."""
-        given: list[str | Pause] = []
         for part in parts:
             if isinstance(part, Pause):
                 self._seeks, self._silent = True, ""
@@ -326,39 +321,34 @@ class TextFrontEndStream:
                     self._silent = part
                     continue
                 self._seeks = False
-            given.append(part)
-        return given
+            yield part
 
-    def _speak(self, parts: list[str | Pause]) -> list[str | Pause]:
-        if not self._normalizer:
-            return self._respell(parts)
-        given: list[str | Pause] = []
+    def _speak(self, parts: Iterable[Part]) -> Iterator[Part]:
         for part in parts:
-            if isinstance(part, str):
-                text = self._normalizer.push(part)
+            if not self._normalizer:
+                yield part
+            elif isinstance(part, str):
+                yield from _at_marks(self._normalizer.push(part))
             else:  # if the normalizer leaves out the text around a pause, it leaves out the pause too
-                text = self._normalizer.push_mark(chr(ord(FIRST_MARK) + round(part.seconds * 1000)))
-            given += self._respell(_at_marks(text))
-        return given
+                mark = chr(ord(FIRST_MARK) + round(part.seconds * 1000))
+                yield from _at_marks(self._normalizer.push_mark(mark))
 
-    def _respell(self, parts: list[str | Pause]) -> list[str | Pause]:
+    def _respell(self, parts: Iterable[Part]) -> Iterator[Part]:
         """Look words up in the lexicon, which starts anew after a pause."""
-        if not self._words:
-            return [part for part in parts if part]
-        given: list[str | Pause] = []
         for part in parts:
-            if isinstance(part, Pause):
-                given += [*self._last_word(), part]
-            elif text := self._words.push(part):
-                given.append(text)
-        return given
+            if self._words and isinstance(part, Pause):
+                yield from self._last_word()
+            elif self._words and isinstance(part, str):
+                part = self._words.push(part)
+            if part:
+                yield part
 
     def _last_word(self) -> list[str]:
         """What the lexicon holds back."""
         return [last] if self._words and (last := self._words.finish()) else []
 
 
-def _at_marks(text: str) -> list[str | Pause]:
+def _at_marks(text: str) -> list[Part]:
     """Turn the marks of a text into pauses."""
     pieces = filter(None, _AT_MARKS.split(text))
     return [Pause((ord(piece) - ord(FIRST_MARK)) / 1000) if is_mark(piece) else piece for piece in pieces]

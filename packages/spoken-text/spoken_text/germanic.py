@@ -3,7 +3,7 @@ numbers, rates, seasons."""
 
 import re
 
-from spoken_text.rule import SUPERSCRIPTS, Rules, ends_of
+from spoken_text.rule import HOUR, MINUTE, SUPERSCRIPTS, Found, Rules, ends_of
 from spoken_text.spoken import Spoken, plain
 
 _FOLLOWERS = frozenset("+ +/- = × x · ÷ ± ≈ ≥ ≤ ≠ - − * / < > :".split())
@@ -32,17 +32,13 @@ class Germanic(Spoken):
         names = self.table("coins")
         mark = re.escape(self.groups[0])
         written = rf"(?<![\w.,-])(\d{{1,6}}|\d{{1,3}}(?:{mark}\d{{3}})+){point}({ends_of(names)})(?!\w)"
-
-        def say(found: re.Match[str]) -> str | None:
-            return self.money(f"{found[1].replace(self.groups[0], '')}.{found[2]}", names[found[3]])
-
-        rule(self.decimal, written, say)
+        rule(self.decimal, written, lambda f: self.money(f"{f[1].replace(self.groups[0], '')}.{f[2]}", names[f[3]]))
 
     def seasons(self, rule: Rules) -> None:
         """2023/24, 2023/2024."""
 
         @rule("/", r"(?<![\w.,:/-])((?:19|20)(\d\d))/((?:19|20)?(\d\d))(?![\w/]|[.,]\d)")
-        def season(found: re.Match[str]) -> str | None:
+        def season(found: Found) -> str | None:
             if int(found[4]) != (int(found[2]) + 1) % 100:
                 return None
             return f"{self.year(found[1])} {self.year(found[3]) if len(found[3]) == 4 else self.cardinal(found[3])}"
@@ -56,8 +52,8 @@ class Germanic(Spoken):
         """10 mg/kg"""
         units, names = self.unit_names, self.table("rates")
 
-        def say(found: re.Match[str]) -> str | None:
-            written, unit, behind = found.groups()
+        def say(found: Found) -> str | None:
+            written, unit, behind = found[1], found[2], found[3]
             said = self.counted_as(written, unit) if f"{unit}/{behind}" not in self.units else None
             return said and f"{said} {self.per} {names[behind]}"
 
@@ -67,7 +63,7 @@ class Germanic(Spoken):
 
     def signs(self, rule: Rules) -> None:
         """Signs come early and leave the numbers to the rules behind them."""
-        around, words = self.around, self.table("signs")
+        words = self.table("signs")
         self._degrees(rule)
         self._clocks(rule)
         rule("+", r"(?<=\d) ?\+/[-−] ?(?=\d)", lambda f: f" {words['±']} ")
@@ -77,21 +73,20 @@ class Germanic(Spoken):
         self._powers(rule)
 
         @rule("x×", r"(?<=\d)(?<!(?<!\d)0)([x×])(?=\d)|(?<=[\da-z²\"])( [x×] )(?=\d)")
-        def by(found: re.Match[str]) -> str:
-            is_sum = "=" in found.string or (found[2] == " × " and not around.after)
-            is_sum |= found.string.startswith(f"10 {words['^']}", found.end())
+        def by(found: Found) -> str:
+            is_sum = "=" in found.match.string or (found[2] == " × " and not found.around.after)
+            is_sum |= found.rest.startswith(f"10 {words['^']}")
             return f" {words['×' if is_sum else 'by']} "
 
         rule("*·÷", r"(?<=\d) ?((?<!\*)\*(?!\*)|[·÷]) ?(?=\d)", lambda f: f" {words[f[1]]} ")
         rule("/:", rf"(?<=\d) {self.divided} (?=\d[\d.,]{{0,20}} =)", lambda f: f" {words['÷']} ")
 
         @rule("-−", r"(?<=\d) [-−] (?=\d)")
-        def minus(found: re.Match[str]) -> str | None:
-            ahead, behind = found.string[: found.start()], found.string[found.end() :]
-            if re.search(r" = ?-?\d|=$", behind):
+        def minus(found: Found) -> str | None:
+            if re.search(r" = ?-?\d|=$", found.rest):
                 return f" {words['-']} "
-            first, last = re.search(r"(?<![\d.,])\d{1,9}$", ahead), re.match(r"\d{1,9}(?![\d.,:])", behind)
-            is_range = first and last and int(first[0]) < int(last[0]) and around.after[:1].islower()
+            first, last = re.search(r"(?<![\d.,])\d{1,9}$", found.head), re.match(r"\d{1,9}(?![\d.,:])", found.rest)
+            is_range = first and last and int(first[0]) < int(last[0]) and found.around.after[:1].islower()
             return f" {words['to']} " if is_range else None
 
         rule("-", r"(?<=\d)-(?=\d{1,9} ?=)", lambda f: f" {words['-']} ")
@@ -99,21 +94,22 @@ class Germanic(Spoken):
         rule("+", r"(?<=[\d%])\+(?![\w+/])", lambda f: f" {words['+']}")
         rule("GU", r"(?<=UTC|GMT)([+-])(?=\d)", lambda f: f" {words[f[1]]} ")
         written = rf"(?:(?<=\d) ?|(?<!\S))± ?(?={_AMOUNT})"
-        rule("±", written, lambda f: f"{' ' if f.start() and f.string[f.start() - 1] != ' ' else ''}{words['±']} ")
-        written = r"^\+ (?=\d)"
-        rule("+", written, lambda f: f"{words['+']} " if len(around.before) == 1 and around.before.isalpha() else None)
+        rule("±", written, lambda f: f"{'' if f.head[-1:] in ('', ' ') else ' '}{words['±']} ")
+
+        @rule("+", r"^\+ (?=\d)")
+        def term(found: Found) -> str | None:
+            before = found.around.before
+            return f"{words['+']} " if len(before) == 1 and before.isalpha() else None
+
         rule("=", rf"(?:^|(?<=[\w%°)²³] ))= (?={_AMOUNT})", lambda f: f"{words['=']} ")
         rule("=", r"(?<=\d)=(?=\d)|(?<=\b[A-Za-z])=(?=[-−]?\d)", lambda f: f" {words['=']} ")
         rule("=", r"(?<=[\d%]) =$", lambda f: f" {words['=']}")
         rule("~", rf"(?<![\w~])~ ?(?={_AMOUNT})", lambda f: f"{words['~']} ")
         rule("≈≠≤≥", rf"(?<![\w=<>])([≥≤≈≠]) ?(?={_AMOUNT})", lambda f: f"{words[f[1]]} ")
         rule("<>", rf"(?<![\w=<>/-])([<>]) (?={_AMOUNT})", lambda f: f"{words[f[1]]} ")
-
-        @rule("<>", rf"(?<![\w=<>/-])[<>](?={_AMOUNT})(?!\d{{1,9}}>)")
-        def compared(found: re.Match[str]) -> str | None:
-            heart = found[0] == "<" and re.match(r"3(?![\d.,]\d|\d|%)", found.string[found.end() :])
-            return None if heart else f"{words['less' if found[0] == '<' else 'more']} "
-
+        no_heart = r"(?!<3(?!\d|[.,]\d|%))"
+        compared = rf"(?<![\w=<>/-]){no_heart}[<>](?={_AMOUNT})(?!\d{{1,9}}>)"
+        rule("<>", compared, lambda f: f"{words['less' if f[0] == '<' else 'more']} ")
         rule("√", r"√ ?(?=\d)", lambda f: f"{words['√']} ")
 
         def one_by_one(written: str) -> str:
@@ -133,7 +129,7 @@ class Germanic(Spoken):
                 said = f" {words['^']} {minus}{self.cardinal(written.lstrip('-−'))}"
             return said + (f" {plain(self.units[unit])[-1]}" if unit else "")
 
-        def exponent(found: re.Match[str]) -> str | None:
+        def exponent(found: Found) -> str | None:
             """1.5e-3"""
             raised = found[2].strip("+") + found[3].lstrip("0")
             return f"{found[1]} {words['×']} 10{power(raised)}" if int(found[3]) else None
@@ -146,7 +142,6 @@ class Germanic(Spoken):
 
     def _clocks(self, rule: Rules) -> None:
         """2024-05-06T10:30:00Z, at 10:30:45, 1:30 min, 1:23.45."""
-        around = self.around
 
         def exact(hour: str, minute: str, second: str | None, half: str = "") -> str:
             said = self.at_time(hour, minute, half)
@@ -157,32 +152,30 @@ class Germanic(Spoken):
         rule("-", stamp, lambda f: f", {exact(f[1], f[2], f[3])}{' UTC' if f[4] else ''}")
 
         @rule(":", rf"(?<![\w.,:/-])(\d{{1,4}}):({self.pattern})(?![\w:/]|-\d)")
-        def ratio(found: re.Match[str]) -> str | None:
-            near = {around.word_before(found), around.word_after(found).lower()}
-            near |= {around.earlier.lower()} if around.before in ("of", "von") else set()
+        def ratio(found: Found) -> str | None:
+            near = {found.before, found.after.lower()}
+            near |= {found.around.earlier.lower()} if found.around.before in ("of", "von") else set()
             sure = near & _RATIOS or _GROUPED.fullmatch(found[2])
             return f"{found[1]} {self.ratio_to} {found[2]}" if sure else None
 
-        clock = r"(?<![\w.,:/-])([01]?\d|2[0-4]):([0-5]\d):([0-5]\d)"
+        clock = rf"(?<![\w.,:/-]){HOUR}:{MINUTE}:{MINUTE}"
         if self.code == "en":
-            rule(":", rf"{clock} ?([AaPp])\.?[Mm]\b\.?", lambda f: exact(f[1], f[2], f[3], f"{f[4].upper()}M"))
+            rule(":", rf"{clock} ?([AaPp])\.?[Mm]\b\.?", lambda f: exact(f[1], f[2], f[3], f[4]))
 
-        @rule(":", rf"{clock}(?: Uhr\b)?(?![\w:/]|[.,]\d)")
-        def at(found: re.Match[str]) -> str | None:
-            is_time = around.word_before(found) in _AT or "Uhr" in found[0]
-            return exact(found[1], found[2], found[3]) if is_time else None
+        at = rf"{clock}(?: Uhr\b)?(?![\w:/]|[.,]\d)"
+        rule(":", at, lambda f: exact(f[1], f[2], f[3]) if f.before in _AT or "Uhr" in f[0] else None)
 
         @rule(":", rf"(?<![\w.,:/-])(\d{{1,3}}):([0-5]\d) ({self.hours})\b\.?")
-        def length(found: re.Match[str]) -> str:
+        def length(found: Found) -> str:
             unit, smaller = ("min", "s") if found[3][0] in "mM" else ("h", "min")
             said = self.counted(str(int(found[1])), unit) or ""
-            if said.startswith("eine ") and around.word_before(found) in ("in", "nach", "vor", "seit", "mit", "von"):
+            if said.startswith("eine ") and found.before in ("in", "nach", "vor", "seit", "mit", "von"):
                 said = f"einer{said[4:]}"
             said += f" {self.counted(str(int(found[2])), smaller)}" if int(found[2]) else ""
-            return said + (around.stop(found, self.code == "de") if found[0][-1] == "." else "")
+            return said + found.stop(found[0], self.code == "de")
 
         @rule(":", rf"(?<![\w.,:/-])(\d{{1,2}}):([0-5]\d)({re.escape(self.decimal)})(\d{{1,3}})(?![\w:/]|[.,]\d)")
-        def lap(found: re.Match[str]) -> str:
+        def lap(found: Found) -> str:
             seconds = f"{self.cardinal(f'{int(found[2])}.{found[4]}', found[3])} {self.units['s'][1]}"
             return f"{self.counted(str(int(found[1])), 'min')} {seconds}"
 
@@ -203,7 +196,7 @@ class Germanic(Spoken):
         minutes, seconds = r"(\d{1,2}(?:[.,]\d{1,6})?) ?['’′]", r"(\d{1,2}(?:[.,]\d{1,6})?) ?(?:[\"”″]|''|′′)"
 
         @rule("°", rf"(?<![\w.,])(\d{{1,3}}) ?° ?{minutes}(?: ?{seconds})?(?: ?([NSEWO])(?!\w))?")
-        def say(found: re.Match[str]) -> str | None:
+        def say(found: Found) -> str | None:
             if int(found[1]) > 180 or (found[4] and found[4] not in words):
                 return None
             parts = [part(found[1], "°"), part(found[2], "'"), part(found[3], '"'), words[found[4]] if found[4] else ""]

@@ -5,7 +5,7 @@ from functools import cache, partial
 
 from spoken_text import amounts, figures, times
 from spoken_text.code import HARDWARE
-from spoken_text.rule import Kept, Rules, Say, keep, uncover
+from spoken_text.rule import DAY, MONTH, Around, Found, Kept, Rules, Say, keep, uncover
 from spoken_text.spoken import Spoken
 from spoken_text.stage import is_cjk
 
@@ -30,7 +30,7 @@ class Numbers:
         self._small_followers = frozenset(map(str.lower, small))
         rule = Rules()
         self._all(rule)
-        self._rules = [(signs, _compiled(p, spoken.joined), partial(self._apart, say)) for signs, p, say in rule.made]
+        self._rules = [(signs, _compiled(pattern, spoken.joined), say) for signs, pattern, say in rule.made]
 
     def _all(self, rule: Rules) -> None:
         """Their order matters: a rule sees what those before it have left."""
@@ -57,18 +57,13 @@ class Numbers:
         self._rest(rule)
         spoken.last(rule)
 
-    def read(self, phrase: str, before: str, begins: bool, after: str = "", earlier: str = "", left: str = "") -> str:
-        """Put a phrase's numbers into words. The phrase is words with one blank between them, `begins`: it begins a
-        line. For the others see `Around`."""
-        around = self.spoken.around
-        around.before, around.after, around.begins = before, after, begins
-        around.earlier, around.left = earlier, left
+    def read(self, phrase: str, around: Around) -> str:
+        """Put a phrase's numbers into words. The phrase is words with one blank between them."""
         lacks = frozenset(phrase).isdisjoint
         for needed, pattern, say in self._rules:
-            if needed and lacks(needed):
-                continue
-            if (said := pattern.sub(say, phrase)) is not phrase:
-                phrase, lacks = said, frozenset(said).isdisjoint
+            if not (needed and lacks(needed)) and pattern.search(phrase):
+                phrase = pattern.sub(partial(self._apart, say, around), phrase)
+                lacks = frozenset(phrase).isdisjoint
         return uncover(phrase)
 
     def follows(self, word: str, held: str) -> bool:
@@ -107,12 +102,12 @@ class Numbers:
             return True
         return bool(re.fullmatch(rf"{amounts.SIGN}|{amounts.CODE}", word))
 
-    def _apart(self, say: Say, found: re.Match[str]) -> str:
+    def _apart(self, say: Say, around: Around, match: re.Match[str]) -> str:
         """What to say, with blanks between its words and adjacent letters, if the language uses blanks."""
-        if (said := say(found)) is None:
-            return found[0]
-        text, start, end = found.string, found.start(), found.end()
-        if not said or isinstance(said, Kept) or said == found[0]:
+        if (said := say(Found(match, around))) is None:
+            return match[0]
+        text, start, end = match.string, match.start(), match.end()
+        if not said or isinstance(said, Kept) or said == match[0]:
             return said
         if start and text[start - 1].isalpha() and not is_cjk(text[start - 1]) and said[0].isalpha():
             said = " " + said
@@ -128,55 +123,48 @@ class Numbers:
         rule("k", r"(?<![\w.,])401\(?k\)?(?!\w)", keep)
         rule("-:", rf"(?<![\w.:-])(?:{HARDWARE})(?![\w:]|-\d)", keep)
 
-    def _roman(self, found: re.Match[str]) -> str | None:
-        said = figures.roman(self.spoken, found[2], self.spoken.around.before)
-        goes_on = found[3] and self.spoken.code == "de" and self.spoken.around.after[:1].islower()
+    def _roman(self, found: Found) -> str | None:
+        said = figures.roman(self.spoken, found[2], found.around.before)
+        goes_on = found[3] and self.spoken.code == "de" and found.around.after[:1].islower()
         return said and found[1] + said + ("" if goes_on else found[3])
 
     def _dates(self, rule: Rules) -> None:
         spoken = self.spoken
 
-        def say(found: re.Match[str], year: str, month: str, day: str) -> str | None:
-            is_date = 1 <= int(month) <= 12 and 1 <= int(day) <= 31
-            return spoken.dated(found, year, int(month), day) if is_date else None
-
-        rule("-/", r"(?<![\d/-])(\d{4})([-/])(\d\d)\2(\d\d)(?![\d/-])", lambda f: say(f, f[1], f[3], f[4]))
+        iso = rf"(?<![\d/-])(\d{{4}})([-/])(?=\d\d\2\d\d){MONTH}\2{DAY}(?![\d/-])"
+        rule("-/", iso, lambda f: spoken.dated(f, f[1], int(f[3]), f[4]))
         order, mark = spoken.date[:3], re.escape(spoken.date[-1])
         if order == "ymd":
-            rule("/", rf"(?<!\d)(\d{{4}}){mark}(\d\d?){mark}(\d\d?)(?!\d)", lambda f: say(f, f[1], f[2], f[3]))
+            written = rf"(?<!\d)(\d{{4}}){mark}{MONTH}{mark}{DAY}(?!\d)"
+            rule("/", written, lambda f: spoken.dated(f, f[1], int(f[2]), f[3]))
         elif order == "mdy":
-            rule("/", rf"(?<![\d/])(\d\d?){mark}(\d\d?){mark}(\d{{4}})(?![\d/])", lambda f: say(f, f[3], f[1], f[2]))
+            written = rf"(?<![\d/]){MONTH}{mark}{DAY}{mark}(\d{{4}})(?![\d/])"
+            rule("/", written, lambda f: spoken.dated(f, f[3], int(f[1]), f[2]))
         else:
-            written = rf"(?<![\d.])(\d\d?){mark} ?(\d\d?){mark} ?(\d{{4}})(?!\d)"
-            rule(spoken.date[-1], written, lambda f: say(f, f[3], f[2], f[1]))
+            written = rf"(?<![\d.]){DAY}{mark} ?{MONTH}{mark} ?(\d{{4}})(?!\d)"
+            rule(spoken.date[-1], written, lambda f: spoken.dated(f, f[3], int(f[2]), f[1]))
         if spoken.code == "de":
-            rule(".", r"(?<![\d.])(\d\d?)\.(\d\d?)\.(?= ?[^\d\s]|$)", lambda f: say(f, "", f[2], f[1]))
+            rule(".", rf"(?<![\d.]){DAY}\.{MONTH}\.(?= ?[^\d\s]|$)", lambda f: spoken.dated(f, "", int(f[2]), f[1]))
         spoken.named_months("|".join(spoken.months), rule)
 
     def _ordinals(self, rule: Rules) -> None:
         spoken = self.spoken
-
-        def listed(found: re.Match[str]) -> str | None:
-            return f"{spoken.cardinal(found[1])}," if spoken.around.begins and int(found[1]) else None
-
-        def ordinal(found: re.Match[str]) -> str | None:
-            return spoken.ordinal_at(found) if 1 <= int(found[1]) < 1_000_000 else None
-
         spoken.headed(rule)
         if not spoken.joined:
-            rule(".)", r"^(\d{1,3})[.)](?= |$)(?! ?\d)", listed)
+            item = r"^(?!0+\D)(\d{1,3})[.)](?= |$)(?! ?\d)"
+            rule(".)", item, lambda f: f"{spoken.cardinal(f[1])}," if f.around.begins else None)
         spoken.ordinals(rule)
         if spoken.ordinal_ends:
-            rule("", rf"(?<![\d.,])(\d+){spoken.ordinal_ends}", ordinal)
+            rule("", rf"(?<![\d.,])(0*[1-9]\d{{0,5}}){spoken.ordinal_ends}", spoken.ordinal_at)
 
     def _rest(self, rule: Rules) -> None:
         spoken, number, blank = self.spoken, self.spoken.pattern, self.spoken.blank
         dot = f"{blank}{spoken.dot}{blank}"
 
-        def dotted(found: re.Match[str]) -> str | None:
+        def dotted(found: Found) -> str | None:
             return None if re.fullmatch(number, found[0]) else dot.join(map(spoken.cardinal, found[0].split(".")))
 
-        def say(found: re.Match[str]) -> str:
+        def say(found: Found) -> str:
             said = spoken.agree(found, spoken.value(found[2]), spoken.said(found[2]))
             return said if isinstance(said, Kept) else spoken.below_zero(found[1]) + said
 
@@ -192,7 +180,7 @@ class Numbers:
             rule("du", r"(?:(?<=\bd')|(?<=\bun')) (?=\w)", lambda f: "")  # d'habitants, un'ora
 
 
+@cache
 def numbers_of(spoken: Spoken) -> Numbers:
-    """The rules for a language, made once a thread, as the language is."""
-    spoken.reader = spoken.reader or Numbers(spoken)
-    return spoken.reader
+    """The rules for a language, made once."""
+    return Numbers(spoken)

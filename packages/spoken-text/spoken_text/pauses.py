@@ -2,9 +2,8 @@
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby
 
 from spoken_text.choices import LONGEST_PAUSE_S
@@ -37,18 +36,15 @@ _ATTRIBUTE = re.compile(r"([\w:.-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
 MARKS = frozenset("[<\\")  # the characters with which a pause, a tag or an escaped one begins
 
 
-@cache
-def _starts_of(names: tuple[str, ...]) -> frozenset[str]:
-    """The beginnings of all tags, each also with a backslash before it."""
-    starts = [prefix + name for name in names for prefix in ("", "\\")]
-    return frozenset(start[:length] for start in starts for length in range(1, len(start) + 1))
-
-
 @dataclass(frozen=True)
 class Pause:
     """Silence of 0 to `LONGEST_PAUSE_S` seconds, in whole milliseconds."""
 
     seconds: float
+
+
+Part = str | Pause
+"""A part of a spoken text."""
 
 
 class PauseStream:
@@ -63,9 +59,8 @@ class PauseStream:
         self._warned: set[str] = set()  # names of what was left out: each is told once
         self._lenient = lenient
         self._names = _OURS + _REFUSED if refuse_other_tags else _OURS
-        self._starts = _starts_of(self._names)
 
-    def push(self, piece: str) -> list[str | Pause]:
+    def push(self, piece: str) -> list[Part]:
         """Take a piece, and return the parts that are now final. Adjacent text may come in several parts. Raises
         TextError: a tag is malformed, its pause is too long, all pauses together are, or it is an SSML tag that we do
         not support."""
@@ -74,7 +69,7 @@ class PauseStream:
             return [piece] if piece else []
         return joined(part for character in piece for part in self._bounded(self._feed(character)))
 
-    def finish(self) -> list[str | Pause]:
+    def finish(self) -> list[Part]:
         """End the text, and return what was held back. Raises TextError: the text ends within a tag."""
         held, self._held = self._held, ""
         if _name(held, self._names) and not self._lenient:
@@ -82,7 +77,7 @@ class PauseStream:
         self._allow(held)
         return [held] if held else []
 
-    def settle(self) -> list[str | Pause]:
+    def settle(self) -> list[Part]:
         """Return what may become a tag but is none yet. A tag that has begun stays open, unless it may be odd."""
         return self.finish() if self._lenient or not _name(self._held, self._names) else []
 
@@ -99,9 +94,8 @@ class PauseStream:
         """Text has come, so there may be more silence behind it. Blanks are not spoken."""
         self._left_ms += _LETTER_MS * sum(map(len, text.split()))
 
-    def _bounded(self, parts: list[str | Pause]) -> list[str | Pause]:
+    def _bounded(self, parts: Iterable[Part]) -> Iterator[Part]:
         """Without the pauses that would make too long a silence together."""
-        given: list[str | Pause] = []
         for part in parts:
             if isinstance(part, str):
                 self._allow(part)
@@ -115,36 +109,39 @@ class PauseStream:
                 continue
             else:
                 self._left_ms -= milliseconds
-            given.append(part)
-        return given
+            yield part
 
-    def _feed(self, character: str) -> list[str | Pause]:
-        given: list[str | Pause] = []
+    def _feed(self, character: str) -> Iterator[Part]:
         self._held += character
-        while self._held and self._held.lower() not in self._starts:
-            held = self._held
-            if name := _name(held.removeprefix("\\"), self._names):
-                if held[0] == "\\":
-                    self._held = ""
-                    return [*given, held[1:]]
-                if name in _REFUSED and not self._lenient:
-                    told = f"expected text with the tags {_FORMS}, and <speak> around it; got {held!r}"
-                    how = "Leave the tag out, or write a backslash in front of it to speak it as text"
-                    raise TextError(f"{told}, which is not supported. {how}")
-                if character == (name[0] == "[" and "]" or ">"):
-                    self._held = ""
-                    return [*given, *self._read(held, name)]
-                if self._lenient and (character in "<\n" or len(held) > _LONGEST_ODD_TAG):
-                    self._held = character if character == "<" else ""
-                    return [*given, held.removesuffix("<")]
-                if len(held) > _LONGEST_TAG:
-                    raise _malformed(held)
-                return given
-            given.append(held[0])
-            self._held = held[1:]
-        return given
+        while (held := self._held) and not self._may_begin(held):
+            name = _name(held.removeprefix("\\"), self._names)
+            if not name:
+                self._held = held[1:]
+                yield held[0]
+                continue
+            if held[0] == "\\":
+                self._held = ""
+                yield held[1:]
+            elif name in _REFUSED and not self._lenient:
+                told = f"expected text with the tags {_FORMS}, and <speak> around it; got {held!r}"
+                how = "Leave the tag out, or write a backslash in front of it to speak it as text"
+                raise TextError(f"{told}, which is not supported. {how}")
+            elif character == (name[0] == "[" and "]" or ">"):
+                self._held = ""
+                yield from self._read(held, name)
+            elif self._lenient and (character in "<\n" or len(held) > _LONGEST_ODD_TAG):
+                self._held = character if character == "<" else ""
+                yield held.removesuffix("<")
+            elif len(held) > _LONGEST_TAG:
+                raise _malformed(held)
+            return
 
-    def _read(self, tag: str, name: str) -> list[str | Pause]:
+    def _may_begin(self, held: str) -> bool:
+        """May a tag, or one with a backslash before it, begin like this?"""
+        start = held.lower().removeprefix("\\")
+        return held[0] in MARKS and any(name.startswith(start) for name in self._names)
+
+    def _read(self, tag: str, name: str) -> list[Part]:
         """What a whole tag stands for."""
         if not self._lenient:
             return _read(tag)
@@ -160,9 +157,9 @@ class PauseStream:
         return []
 
 
-def joined(parts: Iterable[str | Pause]) -> list[str | Pause]:
+def joined(parts: Iterable[Part]) -> list[Part]:
     """The same with adjacent texts joined."""
-    joined: list[str | Pause] = []
+    joined: list[Part] = []
     for is_text, group in groupby(parts, lambda part: isinstance(part, str)):
         run = list(group)
         joined += ["".join(map(str, run))] if is_text else run
@@ -175,7 +172,7 @@ def _name(held: str, names: tuple[str, ...]) -> str | None:
     return found[0].lower() if found and found[0].lower() in names else None
 
 
-def _read(tag: str) -> list[str | Pause]:
+def _read(tag: str) -> list[Part]:
     if _SPEAK.fullmatch(tag):
         return []
     if pause := _PAUSE.fullmatch(tag):

@@ -6,7 +6,7 @@ stays."""
 import re
 
 from spoken_text.european import European, number_of
-from spoken_text.rule import Kept, Rules, ends_of, initials, keep
+from spoken_text.rule import DAY, Found, Kept, Rules, ends_of, initials, keep
 
 _WORD = re.compile(r"[a-zà-ÿœ'’-]+")
 _FEMININE_BEFORE = frozenset("las unas estas esas aquellas as umas nas das às estas essas aquelas".split())
@@ -17,6 +17,7 @@ _CLOSING = "\"').,;:!?»”"
 _NUMBER = re.compile(r"\d[\d.]*")
 _HALF = re.compile(r"(?:^|[^\d/])1/2$")
 _ROMAN = r"[IVXL]{1,8}"
+CHAIN = rf"{_ROMAN}(?:(?: (?:y|e|al|a) (?:(?:el|il|o) )?| ?[-–] ?){_ROMAN}){{0,3}}"  # of centuries
 
 
 class Romance(European):
@@ -71,13 +72,13 @@ class Romance(European):
         """Is the word behind this number needed to tell how the number ends?"""
         return False
 
-    def noun(self, found: re.Match[str]) -> str:
+    def noun(self, found: Found) -> str:
         """The word that the number counts, or else the next word; empty if a mark follows."""
-        text, link = found.string[found.end() :], self._data["and"].strip()
+        text, link = found.rest, self._data["and"].strip()
         if text and text[0] != " ":
             return ""
-        words = [*text.split(), self.around.after]
-        between = self.around.word_before(found) in ("entre", "tra", "fra")
+        words = [*text.split(), found.around.after]
+        between = found.before in ("entre", "tra", "fra")
         if len(words) > 2 and (words[0] in _RANGE or (between and words[0] == link)) and _NUMBER.fullmatch(words[1]):
             words = words[2:]
         if len(words) > 3 and words[1] == "cada" and words[2].isdecimal():
@@ -88,16 +89,16 @@ class Romance(European):
             words = words[1:]  # 1 de las
         return words[0].rstrip(_CLOSING)
 
-    def agree(self, found: re.Match[str], value: str, said: str, in_range: bool = False) -> str:
+    def agree(self, found: Found, value: str, said: str, in_range: bool = False) -> str:
         if not value.isdecimal():
             return said
-        before, labels = self.around.word_before(found), self.words("labels")
+        before, labels = found.before, self.words("labels")
         if before in labels or before.rstrip(".") + "." in labels:
             return self.changed(said, "labelled")
         if before in _YEAR_AFTER and re.fullmatch(r"1[1-9]\d\d|20\d\d", found[0]):
             return said
         noun = self.noun(found)
-        each = " cada " in found.string[found.end() : found.end() + 9]
+        each = " cada " in found.rest[:9]
         known = self.gender_at(noun, before, value, value == "1" and not in_range and not each)
         takes_of = noun in self.words("many") if self.words("many") else known
         if int(value) and int(value) % 10**6 == 0 and takes_of:
@@ -134,7 +135,10 @@ class Romance(European):
 
     # ---------------------------------------------------------------- rules
 
-    def ordinal_at(self, found: re.Match[str]) -> str | None:
+    end = European.no_rules  # what comes behind the shared rules
+    centuries_behind = European.no_rules  # numerals with "century" behind them
+
+    def ordinal_at(self, found: Found) -> str | None:
         said = self.ordinal(found[1])
         return self.feminine_ordinal(said) if found[0][-1] in "ªa" else self.shortened(said, found[0])
 
@@ -142,29 +146,17 @@ class Romance(European):
         """An ordinal before a masculine noun, if it is written so: 3er"""
         return self.changed(said, "shortened_ordinals") if written.endswith("er") else said
 
-    def own(self, rule: Rules) -> None:
-        self._centuries(rule)
-
     def middle(self, rule: Rules) -> None:
         clocks = r"(?<![\w.,:/-])(\d\d?) ?h ?([0-5]\d)? ?[-–] ?(?=\d\d? ?h)"
         rule("h", clocks, lambda f: f"{self.at_time(f[1], f[2] or '0')} {self.to} ")
 
-    def end(self, rule: Rules) -> None:
-        """What comes behind the shared rules."""
-
     def iberian(self, rule: Rules) -> None:
         """Telephone numbers and days of a month, as in Spanish and Portuguese."""
         years = r"(?!(?:1[5-9]|20)\d\d-(?:1[5-9]|20))"
-        phone = rf"(?<![\w.,:/)-])(?<!\) ){years}(?:\d\d )?9?\d{{4}}-\d{{4}}(?![\w-]|[.,]\d)"
-        rule("-", phone, lambda f: self.dialled(f[0]))
-
+        rule("-", rf"(?<![\w.,:/)-])(?<!\) ){years}(?:\d\d )?9?\d{{4}}-\d{{4}}(?![\w-]|[.,]\d)", self.dialled)
         months = "|".join(self.months)
-
-        @rule(initials(self.months), rf"(?<![\w.,:/-])(\d\d?) ({months})(?!\w)(?: (?:del? )?(\d{{4}})(?![\w]|[.,]\d))?")
-        def named(found: re.Match[str]) -> str | None:
-            """5 febrero 2024"""
-            month = self.months.index(found[2]) + 1
-            return self.on_date(found[3] or "", month, found[1]) if 1 <= int(found[1]) <= 31 else None
+        date = rf"(?<![\w.,:/-]){DAY} ({months})(?!\w)(?: (?:del? )?(\d{{4}})(?![\w]|[.,]\d))?"  # 5 febrero 2024
+        rule(initials(self.months), date, lambda f: self.on_date(f[3] or "", self.months.index(f[2]) + 1, f[1]))
 
     def second(self, rule: Rules) -> None:
         super().second(rule)
@@ -172,10 +164,9 @@ class Romance(European):
         if self.code != "fr":
             rule("°ao", r"(?<![\w.,])([1-9]\d?)([°oa])(?!\w)", self._loose_ordinal)
         rule("/½", r"(?<![\w.,/:–-])([1-9]\d?) ?(?:1/2|½) ([a-zà-ÿœ]+)", self._and_half)
-        half = r"(?<![\w.,/:–-])(?<!\d )(?:1/2|½)(?= ?[a-zà-ÿ]|$)(?! ?(?:kg|g|l|km|m|cm|h|ml|mg)\b)"
-        rule("/½", half, self._half)
+        rule("/½", r"(?<![\w.,/:–-])(?<!\d )(?:1/2|½)(?= ?[a-zà-ÿ]|$)(?! ?(?:kg|g|l|km|m|cm|h|ml|mg)\b)", self._half)
 
-    def _and_half(self, found: re.Match[str]) -> str | None:
+    def _and_half(self, found: Found) -> str | None:
         """2 1/2 tasses: deux tasses et demie."""
         number, noun = found[1], found[2]
         kind = self.gender(noun)
@@ -187,19 +178,19 @@ class Romance(European):
         words = self.inflected(words, "f") if kind == "f" else words
         return f"{words} {noun} {self.table('and_half')[kind]}"
 
-    def _half(self, found: re.Match[str]) -> str | None:
-        before = self.around.word_before(found)
+    def _half(self, found: Found) -> str | None:
+        before = found.before
         if before in ("un", "una", "um", "uma", "une") or before[-1:].isdigit():
             return None
         if before in ("an", "ans", "heure", "heures", "jours", "mois", "años", "anos", "anni"):
             return keep(found)
-        kind = self.gender(self.around.word_after(found))
+        kind = self.gender(found.after)
         return Kept(self.table("half")[kind]) if kind else None
 
-    def _loose_ordinal(self, found: re.Match[str]) -> str | None:
+    def _loose_ordinal(self, found: Found) -> str | None:
         """il 3° posto, la 2a volta: with an article before, and a noun behind."""
-        before, noun = self.around.word_before(found), self.around.word_after(found)
-        if not re.fullmatch("[a-zà-ú]{3,}", noun) or found.string[found.end() : found.end() + 1].strip():
+        before, noun = found.before, found.after
+        if not re.fullmatch("[a-zà-ú]{3,}", noun) or found.rest[:1].strip():
             return None
         kind = {"°": "m", "o": "m", "a": "f"}[found[2]]
         articles = {"m": "il al del dal nel sul el o ao do no", "f": "la alla della dalla nella sulla a à da na"}[kind]
@@ -216,18 +207,12 @@ class Romance(European):
     def is_roman(self, word: str) -> bool:
         return word[:1] in frozenset("IVXLХ") and all(map(number_of, re.split("[-–]", word)))
 
-    def _centuries(self, rule: Rules) -> None:
-        joins = r"(?: (?:y|e|al|a) (?:(?:el|il|o) )?| ?[-–] ?)"
-        chain = rf"{_ROMAN}(?:{joins}{_ROMAN}){{0,3}}"
-        rule("ILVX", rf"(?<!\w)((?i:{ends_of(self.centuries)})) ({chain})(?!\w)", self._century)
-        before = self.around
-        written = rf"^({chain})(?!\w)"
-        rule("ILVX", written, lambda f: self.chain(f[1]) if before.before.lower() in self.centuries else None)
-        self.centuries_behind(chain, rule)
+    def own(self, rule: Rules) -> None:
+        rule("ILVX", rf"(?<!\w)((?i:{ends_of(self.centuries)})) ({CHAIN})(?!\w)", self._century)
+        written = rf"^({CHAIN})(?!\w)"
+        rule("ILVX", written, lambda f: self.chain(f[1]) if f.around.before.lower() in self.centuries else None)
+        self.centuries_behind(rule)
         rule("ILVX", rf"(?<!\w)({_ROMAN})(?!\w)", self._event)
-
-    def centuries_behind(self, chain: str, rule: Rules) -> None:
-        """Numerals with "century" behind them."""
 
     def chain(self, chain: str) -> str | None:
         """Roman numerals that follow each other."""
@@ -238,13 +223,13 @@ class Romance(European):
         is_ordinal = self.code == "it" or number <= 10
         return self.ordinal(str(number)) if is_ordinal else self.cardinal(str(number))
 
-    def _century(self, found: re.Match[str]) -> str | None:
+    def _century(self, found: Found) -> str | None:
         said, name = self.chain(found[2]), self.centuries[found[1].lower()]
         return said and f"{name[0].upper() if found[1][0].isupper() else name[0]}{name[1:]} {said}"
 
-    def _event(self, found: re.Match[str]) -> str | None:
+    def _event(self, found: Found) -> str | None:
         """II Guerra Mundial."""
-        kind = self.table("events").get(self.around.word_after(found).lower())
+        kind = self.table("events").get(found.after.lower())
         if not kind or not 0 < number_of(found[1]) < 40:
             return None
         said = self.ordinal(str(number_of(found[1])))

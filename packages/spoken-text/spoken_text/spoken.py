@@ -1,15 +1,14 @@
 """How a language says numbers, units, dates and times: the words of its folder, its own class there, and num2words."""
 
 import re
-import threading
 from decimal import Decimal
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
 
 from spoken_text.errors import LanguageError
 from spoken_text.languages import NAMES, primary_subtag
-from spoken_text.rule import Around, Rules, ends_of, initials
+from spoken_text.rule import Found, Rules, ends_of, initials
 from spoken_text.tables import table_of
 
 try:
@@ -61,8 +60,6 @@ class Spoken:
 
     def __init__(self, code: str):
         self.code = code  # as num2words has it
-        self.around = Around()
-        self.reader: Any = None  # `numbers.Numbers`, once it is made
         self._data = table_of(f"{code}/words")
         vars(self).update({name: words for name, words in self._data.items() if not isinstance(words, dict)})
         self.units, self.one = self._data["units"], self.table("one")
@@ -90,18 +87,18 @@ class Spoken:
 
     # ---------------------------------------------------------------- rules of this language alone
 
-    def _no_rules(self, rule: Rules) -> None:
+    def no_rules(self, rule: Rules) -> None:
         """Where `Numbers` asks for rules of this language alone, most languages have none."""
 
-    first = _no_rules  # what no shared rule may take apart
-    second = _no_rules  # the same behind the rules for names, addresses and signs
-    later = _no_rules  # behind telephone numbers
-    years_first = _no_rules  # years with a word that says so
-    headed = _no_rules  # ordinals that begin a line and no list
-    ordinals = _no_rules
-    years_last = _no_rules  # years that nothing but their place tells from counts
-    counters = _no_rules  # numbers before words that count things
-    last = _no_rules  # what is read once amounts are words
+    first = no_rules  # what no shared rule may take apart
+    second = no_rules  # the same behind the rules for names, addresses and signs
+    later = no_rules  # behind telephone numbers
+    years_first = no_rules  # years with a word that says so
+    headed = no_rules  # ordinals that begin a line and no list
+    ordinals = no_rules
+    years_last = no_rules  # years that nothing but their place tells from counts
+    counters = no_rules  # numbers before words that count things
+    last = no_rules  # what is read once amounts are words
 
     def named_months(self, months: str, rule: Rules) -> None:
         """Days before the name of a month, which is one of `months`, a regular expression."""
@@ -129,25 +126,23 @@ class Spoken:
 
     # ---------------------------------------------------------------- numbers that agree with the words around them
 
-    def agree(self, found: re.Match[str], value: str, said: str, in_range: bool = False) -> str:
+    def agree(self, found: Found, value: str, said: str, in_range: bool = False) -> str:
         """The words for a number as they are at this place. `said`: as they are alone."""
         return said
 
-    def measured(self, found: re.Match[str], value: str, forms: list[str], gender: str) -> str | None:
+    def measured(self, found: Found, value: str, forms: list[str], gender: str) -> str | None:
         """A number with a noun, both in their case; None if the nominative says it."""
         return None
 
-    def money_at(self, found: re.Match[str], sign: str, written: str, scale: str | None) -> str | None:
+    def money_at(self, found: Found, sign: str, written: str, scale: str | None) -> str | None:
         """The same for money."""
         return None
 
-    def scaled_at(self, found: re.Match[str], written: str, scale: str) -> str | None:
+    def scaled_at(self, found: Found, written: str, scale: str) -> str | None:
         """The same for a power of ten."""
         return None
 
-    def range_at(
-        self, found: re.Match[str], first: str, last: str, noun: str = "", scale: str | None = None
-    ) -> str | None:
+    def range_at(self, found: Found, first: str, last: str, noun: str = "", scale: str | None = None) -> str | None:
         """The same for a range."""
         return None
 
@@ -234,7 +229,7 @@ class Spoken:
             return self.cardinal(year)
         return num2words(int(year), lang=self.code, to="year")
 
-    def ordinal_at(self, found: re.Match[str]) -> str | None:
+    def ordinal_at(self, found: Found) -> str | None:
         """The ordinal whose digits are the match's first group."""
         return self.ordinal(found[1])
 
@@ -249,11 +244,12 @@ class Spoken:
         lists = ((kind, case) for kind in ("kings", "queens") for case in "gdaip")
         return {name: (case, "fm"[kind == "kings"]) for kind, case in lists for name in self.words(f"{kind}_{case}")}
 
-    def dialled(self, written: str) -> str:
+    def dialled(self, found: Found) -> str:
         """A telephone number, digit by digit, with a pause between the groups."""
-        return self.pause.join(map(self.digits, re.findall(r"\d+", written)))
+        said = self.pause.join(map(self.digits, re.findall(r"\d+", found[0])))
+        return f"{self.plus}{self.blank}{said}" if found[0][0] == "+" else said
 
-    def ratio(self, found: re.Match[str]) -> str:
+    def ratio(self, found: Found) -> str:
         """2:1"""
         return self.blank.join((self.cardinal(found[1]), self.ratio_to, self.cardinal(found[2])))
 
@@ -261,7 +257,7 @@ class Spoken:
         """A fraction; None if it has no name."""
         if not (forms := self.table("fractions").get(str(bottom))):
             return None
-        return f"{self.before_noun(self.cardinal(str(top)), str(top), self.part_gender)} {forms[-1 if top > 1 else 0]}"
+        return f"{self.before_noun(str(top), self.part_gender)} {forms[-1 if top > 1 else 0]}"
 
     def with_part(self, whole: str, part: str, is_half: bool) -> str:
         """A whole number and a fraction."""
@@ -294,7 +290,7 @@ class Spoken:
             return None
         if self.joined:
             return self.before_scale(value) + forms[0]
-        number = self.before_noun(self.said(written), value, self.scale_gender)
+        number = self.before_noun(value, self.scale_gender, mark_of(written))
         many = self.form(value, self.scales_from or self.plural_from)
         form = scale if scale in forms and self.one else forms[min(many, len(forms) - 1)]
         return f"{number} {form}"
@@ -330,14 +326,14 @@ class Spoken:
     def counted(self, value: str, unit: str, mark: str = "") -> str | None:
         """A number with a unit of the table, such as "km"; None if the language's table lacks it."""
         if unit in self.nouns:
-            return f"{self.before_noun(self.cardinal(value, mark), value, self.nouns[unit])} {unit}"
+            return f"{self.before_noun(value, self.nouns[unit], mark)} {unit}"
         if unit not in self.units:
             return None
         forms = plain(self.units[unit])
         if "{}" in forms[0]:
             return forms[0].format(self.cardinal(value))
         form = forms[min(self.form(value), len(forms) - 1)]
-        number = self.before_noun(self.cardinal(value, mark), value, gender_of(self.units[unit]))
+        number = self.before_noun(value, gender_of(self.units[unit]), mark)
         return f"{number}{self.blank}{form}"
 
     def counted_as(self, written: str, unit: str) -> str | None:
@@ -349,13 +345,12 @@ class Spoken:
         least = self.plural_from if plural_from is None else plural_from
         return int(float(value) >= least) if least else int(value != "1")
 
-    def before_noun(self, words: str, value: str, gender: str) -> str:
-        """A number as it is before a noun of this gender, "m" or "f"."""
-        if "." in value:
-            return words
+    def before_noun(self, value: str, gender: str, mark: str = "") -> str:
+        """A number in words, as it is before a noun of this gender, "m" or "f"."""
         if value == "1" and self.one:
             return self.one[gender]
-        return self.inflected(words, gender)
+        words = self.cardinal(value, mark)
+        return words if "." in value else self.inflected(words, gender)
 
     def inflected(self, words: str, gender: str) -> str:
         """A number of more than 1 as it is before a noun of this gender. What counts millions stays as it is."""
@@ -375,15 +370,15 @@ class Spoken:
         if self.joined or len(cents) > 2 or len(whole) > MOST_DIGITS or (cents and not small):
             glue = " " if not self.joined or " " in forms[0] else ""
             form = forms[min(self.form(value), len(forms) - 1)]
-            return f"{self.before_noun(self.cardinal(value), value, gender)}{glue}{form}"
+            return f"{self.before_noun(value, gender)}{glue}{form}"
         cents = f"{cents:0<2}"
         units, hundredths = str(int(whole)), str(int(cents))
-        said = f"{self.before_noun(self.cardinal(units), units, gender)} {forms[self.form(units)]}"
+        said = f"{self.before_noun(units, gender)} {forms[self.form(units)]}"
         if int(whole) and int(whole) % 10**6 == 0:
             said = f"{self.cardinal(units)} {self.many(sign)}"
         if not int(cents):
             return said
-        coins = f"{self.before_noun(self.cardinal(hundredths), hundredths, 'm')} {small[self.form(hundredths)]}"
+        coins = f"{self.before_noun(hundredths, 'm')} {small[self.form(hundredths)]}"
         return f"{said}{self._data.get('and_cents', ', ')}{coins}" if int(whole) else coins
 
     def many(self, sign: str) -> str:
@@ -425,22 +420,22 @@ class Spoken:
         """A part of a duration."""
         return self.counted(value, unit)
 
-    def dated(self, found: re.Match[str], year: str, month: int, day: str) -> str:
+    def dated(self, found: Found, year: str, month: int, day: str) -> str:
         """The date of a match."""
         return self.on_date(year, month, day)
 
-    def on_date(self, year: str, month: int, day: str, end: str = "n") -> str:
-        """A date in words. `year` may be empty; `end` is what a German ordinal ends with."""
+    def on_date(self, year: str, month: int, day: str) -> str:
+        """A date in words. `year` may be empty."""
         link = self._data.get("of_month", "")
         said = self._data["first_day"] if int(day) == 1 and "first_day" in self._data else self.cardinal(str(int(day)))
         return f"{said} {link}{self.months[month - 1]}" + (f" {link}{self.year(year)}" if year else "")
 
     def at_time(self, hour: str, minute: str, half: str = "") -> str:
-        """A time in words. `half` is "AM", "PM" or nothing."""
+        """A time in words. `half`: "a" or "p", in English, where the day has two halves."""
         value, minutes = str(int(hour)), str(int(minute))
-        hours = self.before_noun(self.cardinal(value), value, self.hour_gender)
         said = self.clock[min(self.form(value), 1) + (2 if int(minute) else 0)]
-        return said.format(hours, (self.zero_of if int(minute) < 10 else "") + self.cardinal(minutes))
+        zero = self.zero_of if int(minute) < 10 else ""
+        return said.format(self.before_noun(value, self.hour_gender), zero + self.cardinal(minutes))
 
 
 def mark_of(written: str) -> str:
@@ -458,15 +453,11 @@ def gender_of(forms: list[str]) -> str:
     return "f" if forms[-1] == "f" else "m"
 
 
-_of_thread = threading.local()
-
-
+@cache
 def spoken_in(language: str) -> Spoken:
-    """A language of `LANGUAGES`, made once a thread: its rules use what stands around the phrase that it reads."""
-    made, code = vars(_of_thread), LANGUAGES[language]
-    if code not in made:
-        made[code] = import_module(f"spoken_text.{code}.rules").Language(code)
-    return made[code]
+    """A language of `LANGUAGES`, made once."""
+    code = LANGUAGES[language]
+    return import_module(f"spoken_text.{code}.rules").Language(code)
 
 
 def language_name(language: str | None) -> str | None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from spoken_text.errors import NoWordsError, TextError
 from spoken_text.front_end import Reading, TextFrontEnd
-from spoken_text.pauses import Pause
+from spoken_text.pauses import Part, Pause
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def spoken_texts(front_end: TextFrontEnd, text: str | SpokenText, reading: Readi
     raise NoWordsError(told)
 
 
-def _around_pauses(parts: list[str | Pause]) -> list[SpokenText]:
+def _around_pauses(parts: list[Part]) -> list[SpokenText]:
     """What a front end made of a text, with the silence around each text. Empty if there is nothing to speak."""
     texts, gaps = [], [0.0]  # the pauses before the texts and behind the last one
     for part in parts:

@@ -2,7 +2,7 @@
 
 import re
 
-from spoken_text.rule import DASH, Rules, keep
+from spoken_text.rule import DASH, HOUR, MINUTE, Found, Rules, keep
 from spoken_text.spoken import Spoken
 
 _ENGLISH_HALF = r"(?:\s?([AaPp])(?:\.\s?[Mm]\.?|[Mm])(?!\w))"
@@ -35,11 +35,11 @@ def durations(spoken: Spoken, rule: Rules) -> None:
         rule("s", r"(?<![\w.,])['’]?(\d{1,3}0)s\b", lambda f: re.sub("y$", "ie", spoken.year(f[1])) + "s")
 
 
-def _seconds(spoken: Spoken, found: re.Match[str]) -> str | None:
+def _seconds(spoken: Spoken, found: Found) -> str | None:
     """ "30s" are seconds or a decade in English: what stands before tells. Without that it stays."""
-    before, number = spoken.around.word_before(found).strip("-–'’"), found[1]
+    before, number = found.before.strip("-–'’"), found[1]
     is_tens = len(number) == 2 and number[1] == "0" and number >= "20"
-    last = not spoken.around.word_after(found)
+    last = not found.after
     if before in spoken.words("seconds") or not is_tens or (before == "in" and last):
         return spoken.counted(str(int(number)), "s")
     return None if before in spoken.words("decade") or before.endswith(("'s", "0s")) else keep(found)
@@ -47,50 +47,45 @@ def _seconds(spoken: Spoken, found: re.Match[str]) -> str | None:
 
 def clocks(spoken: Spoken, rule: Rules) -> None:
     """Times of day."""
-    around = spoken.around
 
-    def say(hour: str, minute: str, half: str | None = None) -> str | None:
-        if int(hour) > 24 or int(minute) > 59:
-            return None
-        return spoken.at_time(hour, minute, f"{half.upper()}M" if half else "")
+    def say(found: Found) -> str:
+        return spoken.at_time(found[1], found[2])
 
     half = {"en": r" ?[AaPp]\.?[Mm]\b", "de": r" Uhr\b"}.get(spoken.code)
     if half:
         hours = rf"(?<![\w:.,/-])(\d\d?) ?{DASH} ?(?=\d\d?{half})"
-        rule("MmU", hours, lambda f: f"{spoken.cardinal(str(int(f[1])))} {spoken.to} ")
-    clock = r"(?<![\d:.,])(\d\d?)[:：](\d\d)(?![\d:])"
+        rule("MmU", hours, lambda f: f"{spoken.whole(int(f[1]))} {spoken.to} ")
+    clock, before = rf"(?<![\d:.,]){HOUR}[:：]{MINUTE}(?![\d:])", r"(?<![\w:.,])"
     span = rf"{clock} ?{DASH} ?(?=\d\d?[:：][0-5]\d(?!\d))"
     start = "" if spoken.code == "ko" else spoken.blank
-    rule(":：", span, lambda f: (said := say(f[1], f[2])) and f"{said}{start}{spoken.to}{spoken.blank}")
+    rule(":：", span, lambda f: f"{say(f)}{start}{spoken.to}{spoken.blank}")
     if spoken.code == "en":
-        day = rf"(?<![\d:.,])(\d\d?)(?::(\d\d))?{_ENGLISH_HALF} ?{DASH} ?(?=\d\d?(?::\d\d)?{_ENGLISH_HALF})"
-        rule(".Mm", day, lambda f: (said := say(f[1], f[2] or "0", f[3])) and f"{said} {spoken.to} ")
+        day = rf"(?<![\d:.,]){HOUR}(?::{MINUTE})?{_ENGLISH_HALF} ?{DASH} ?(?=\d\d?(?::\d\d)?{_ENGLISH_HALF})"
+        rule(".Mm", day, lambda f: f"{spoken.at_time(f[1], f[2] or '0', f[3])} {spoken.to} ")
 
-        def stop(found: re.Match[str]) -> str:
+        def stop(found: Found) -> str:
             """The full stop of "p.m." may end the sentence too."""
-            day = around.after.rstrip(".,;:!?)")
-            ends = found[0][-1] == "." and day not in spoken.words("no_start") and not day.isupper()
-            return around.stop(found, False) if ends else ""
+            day = found.around.after.rstrip(".,;:!?)")
+            return "" if day in spoken.words("no_start") or day.isupper() else found.stop(found[0])
 
-        rule(":：", rf"{clock}{_ENGLISH_HALF}?", lambda f: (said := say(f[1], f[2], f[3])) and said + stop(f))
+        rule(":：", rf"{clock}{_ENGLISH_HALF}?", lambda f: spoken.at_time(f[1], f[2], f[3]) + stop(f))
         hour = rf"(?<![\d:.,])(\d\d?){_ENGLISH_HALF}"
         rule(".Mm", hour, lambda f: f"{spoken.cardinal(f[1])} {f[2].upper()}M{stop(f)}")
     else:
-        rule(":：", clock + spoken.clock_end, lambda f: say(f[1], f[2]))
+        rule(":：", clock + spoken.clock_end, say)
     if spoken.code in ("es", "it", "pt", "ru"):
         end = r" ?h\b" if spoken.code != "ru" else r"(?![\d.,]\d| ?[%€$₽°]| (?:кг|км|м|г|млн|млрд|тыс|руб))"
         words = {"ru": ("в",), "it": ("ore", "alle", "dalle")}.get(spoken.code, ())
         only = spoken.code != "ru"
-        dotted = rf"(?<![\w:.,])(\d\d?)\.([0-5]\d){end}"
-        rule(".", dotted, lambda f: say(f[1], f[2]) if only or around.word_before(f) in words else None)
+        dotted = rf"{before}{HOUR}\.{MINUTE}"
+        rule(".", dotted + end, lambda f: say(f) if only or f.before in words else None)
         if spoken.code == "it":
-            bare = r"(?<![\w:.,])(\d\d?)\.([0-5]\d)(?![\w]|[.,]\d)"
-            rule(".", bare, lambda f: say(f[1], f[2]) if around.word_before(f) in words else None)
+            rule(".", rf"{dotted}(?![\w]|[.,]\d)", lambda f: say(f) if f.before in words else None)
     if spoken.code == "de":
-        rule(".", r"(?<![\d:.,])(\d\d?)\.([0-5]\d) Uhr\b", lambda f: say(f[1], f[2]))
-        rule("U", r"(?<![\d:.,])(\d\d?)(?= Uhr\b)", lambda f: "ein" if f[1] == "1" else spoken.cardinal(str(int(f[1]))))
+        rule(".", rf"(?<![\d:.,]){HOUR}\.{MINUTE} Uhr\b", say)
+        rule("U", r"(?<![\d:.,])(\d\d?)(?= Uhr\b)", lambda f: "ein" if f[1] == "1" else spoken.whole(int(f[1])))
     if spoken.code in ("fr", "pt", "es", "it"):
-        rule("h", r"(?<![\w:.,])(\d\d?) ?h ?([0-5]\d)(?:min)?\b", lambda f: say(f[1], f[2]))
+        rule("h", rf"{before}{HOUR} ?h ?{MINUTE}(?:min)?\b", say)
 
 
 def years(spoken: Spoken, rule: Rules) -> None:
@@ -117,8 +112,8 @@ def years_behind_words(spoken: Spoken, rule: Rules) -> None:
     before = spoken.words("years") | _SURE | {month.lower() for month in spoken.months}
 
     @rule("", r"(?<![\w.,:/-])(\d{3}|1\d{3}|20\d\d)(?![\d%]|[.,]\d|[:/-]\d)")
-    def say(found: re.Match[str]) -> str | None:
-        word, after = spoken.around.word_before(found), spoken.around.word_after(found)
+    def say(found: Found) -> str | None:
+        word, after = found.before, found.after
         if word not in before or (word not in _SURE and found[1] < "1100"):
             return None
         is_count = (

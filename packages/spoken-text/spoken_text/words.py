@@ -4,7 +4,7 @@ import re
 
 from spoken_text.code import is_secret, spoken_name
 from spoken_text.numbers import numbers_of
-from spoken_text.rule import SEEN
+from spoken_text.rule import SEEN, Around
 from spoken_text.spoken import Spoken
 from spoken_text.stage import Stage, is_cjk, is_mark
 
@@ -34,10 +34,7 @@ class Words(Stage):
         self._numbers = numbers_of(spoken) if spoken else None
         self._word = ""
         self._phrase: list[str] = []  # a number's words; more may follow
-        self._before = ""  # the word before
-        self._earlier = ""  # the word before that
-        self._left = ""  # the characters before, as they were written
-        self._begins = True  # does a line begin?
+        self._around = Around(begins=True)  # the words before the next phrase
 
     def feed(self, character: str) -> str:
         if character == " ":
@@ -48,12 +45,9 @@ class Words(Stage):
             blank = " " if is_cjk(character) and not self._word else ""  # it came behind the phrase
             after = character if is_cjk(character) else ""
             given = self._end_word("", after) + self._end_phrase(blank, after) + character
-            goes_on = character == "\n" and not self._begins  # a line may end within a sentence
-            self._before = after or (self._before if goes_on else "")
-            self._earlier = self._earlier if goes_on else ""
-            self._pass(after)
-            self._left = self._left if after else ""
-            self._begins = not after
+            goes_on = character == "\n" and not self._around.begins  # a line may end within a sentence
+            before, earlier = (self._around.before, self._around.earlier) if goes_on else ("", "")
+            self._pass(after or before, earlier, after, begins=not after)
             return given
         self._word += character
         if len(self._word) > LONGEST_WORD:
@@ -101,7 +95,7 @@ class Words(Stage):
         has_digits = self._numbers is not None and self._numbers.is_number(word)
         if not self._numbers or is_address:
             if self._numbers and has_digits:
-                word = self._numbers.read(word, "", False)
+                word = self._numbers.read(word, Around())
             return self._end_phrase(" ") + self._give(word, blank)
         given = ""
         if self._phrase:
@@ -110,30 +104,31 @@ class Words(Stage):
                 self._phrase.append(word)
                 return "" if blank else self._end_phrase("", after)
             given = self._end_phrase(" ", word.lstrip(_OPENING))
-        if has_digits or self._numbers.begins_number(word) or self._numbers.is_roman(core, self._before):
+        if has_digits or self._numbers.begins_number(word) or self._numbers.is_roman(core, self._around.before):
             self._phrase.append(word)
             return given if blank else given + self._end_phrase("", after)
         return given + self._give(word, blank)
 
     def _give(self, word: str, blank: str) -> str:
-        self._before, self._earlier = word.strip(_OPENING), self._before
-        self._pass(word + blank)
-        self._begins = False
+        self._pass(word.strip(_OPENING), self._around.before, word + blank)
         return word + blank
 
     def _end_phrase(self, blank: str, after: str = "") -> str:
         if not self._phrase or not self._numbers:
             return ""
         phrase, self._phrase = " ".join(self._phrase), []
-        said = self._numbers.read(phrase, self._before, self._begins, after, self._earlier, self._left)
-        self._earlier, self._before = f"{self._before} {phrase}".split(" ")[-2:]
-        self._pass(phrase + blank)
-        self._begins = False
+        self._around.after, self._around.ordinal_end = after, ""
+        said = self._numbers.read(phrase, self._around)
+        earlier, before = f"{self._around.before} {phrase}".split(" ")[-2:]
+        self._pass(before, earlier, phrase + blank)
         return said + blank
 
-    def _pass(self, text: str) -> None:
+    def _pass(self, before: str, earlier: str, text: str, begins: bool = False) -> None:
+        """The next phrase comes behind these words. `text`: as they are written, if on the same line."""
+        around = self._around
+        around.before, around.earlier, around.begins = before, earlier, begins
         if self._spoken and self._spoken.joined:
-            self._left = (self._left + text)[-SEEN:]
+            around.left = (around.left + text)[-SEEN:] if text else ""
 
     def _told(self, word: str) -> tuple[str, bool]:
         """The spoken form of a word, empty if nobody reads it aloud, and whether it is an address."""

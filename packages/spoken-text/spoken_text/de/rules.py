@@ -4,7 +4,7 @@ import re
 from math import gcd
 
 from spoken_text.germanic import Germanic
-from spoken_text.rule import Kept, Rules, ends_of, keep
+from spoken_text.rule import DAY, MONTH, Found, Kept, Rules, ends_of, keep
 
 _ENDS_N = re.compile(r"(?:(?:k|m|d|s)?ein|ihr|unser|eur|jed|dies|jen|manch)(?:em|en|es|er)")
 _BARE = re.compile("(?:(?:k|m|d|s)?ein|ihr|unser|euer)")
@@ -16,7 +16,6 @@ class Language(Germanic):
         super().__init__(code)
         genders = {"m": "masculine", "f": "feminine", "n": "neuter"}
         self.genders = {noun: gender for gender, name in genders.items() for noun in self.words(name)}
-        self._end = ""  # of the ordinal before
 
     def holds(self, word: str, held: str) -> bool:
         return bool(re.search(r"(?<!\d)\d{1,3}\.$", held))
@@ -27,19 +26,16 @@ class Language(Germanic):
 
     def with_part(self, whole: str, part: str, is_half: bool) -> str:
         if is_half:
-            return f"{self.before_noun(self.cardinal(whole), whole, 'm')}einhalb"
+            return f"{self.before_noun(whole, 'm')}einhalb"
         return super().with_part(whole, part, is_half)
 
-    def dated(self, found: re.Match[str], year: str, month: int, day: str) -> str:
-        return self.on_date(year, month, day, self.end_of_ordinal(found) or "")
-
-    def on_date(self, year: str, month: int, day: str, end: str = "n") -> str:
-        """`end`: what the ordinal ends with."""
-        return f"{self.ordinal(day)}{end} {self.months[month - 1]}" + (f" {self.year(year)}" if year else "")
+    def dated(self, found: Found, year: str, month: int, day: str) -> str:
+        said = f"{self.ordinal(day)}{self.end_of_ordinal(found) or ''} {self.months[month - 1]}"
+        return said + (f" {self.year(year)}" if year else "")
 
     def named_months(self, months: str, rule: Rules) -> None:
         @rule(".", rf"(?<!\d)(\d\d?)\. ({months})\b(?: (\d{{4}})(?!\d))?")
-        def day(found: re.Match[str]) -> str:
+        def day(found: Found) -> str:
             year = f" {self.year(found[3])}" if found[3] else ""
             return f"{self.ordinal(found[1])}{self.end_of_ordinal(found)} {found[2]}{year}"
 
@@ -67,17 +63,14 @@ class Language(Germanic):
         rule("F", r"^Fr\. (?=\d)", lambda f: "CHF ")
         self._dates(rule)
         phone = r"\(0\d{1,5}\) ?\d{2,9}(?:[ -]\d{1,9}){0,5}|0\d{1,5}/\d{2,9}(?:[ -]\d{1,9}){1,5}"
-        rule("/(", rf"(?<![\w.,:/-])(?:{phone})(?!\w|[.,]\d)", lambda f: self.dialled(f[0]))
+        rule("/(", rf"(?<![\w.,:/-])(?:{phone})(?!\w|[.,]\d)", self.dialled)
         part = r"(?<![\w.,/:–-])(?:(\d{1,2}) )?([1-9]\d?)/(7|9|1[1-9]|[2-9]0|100|1000)(?![\w/]|[.,]\d|-\d)"
         rule("/", part, self._part)
         self.rates(rule)
         self.issues(rule)
 
-        @rule("/", r"(?<![\w.,/:–-])(\d{2,3})/(\d{2,3})(?![\w/]|[.,]\d)")
-        def over(found: re.Match[str]) -> str | None:
-            sure = self.around.word_before(found) == "blutdruck" or self.around.word_after(found) == "mmHg"
-            return f"{self.cardinal(found[1])} zu {self.cardinal(found[2])}" if sure else None
-
+        pressure = r"(?<![\w.,/:–-])(\d{2,3})/(\d{2,3})(?![\w/]|[.,]\d)"
+        rule("/", pressure, lambda f: self.ratio(f) if f.before == "blutdruck" or f.after == "mmHg" else None)
         beats = {"4": "Vierteltakt", "8": "Achteltakt"}
         rule("/", r"(?<![\w.,/])(\d\d?)/([48])-?[Tt]akt", lambda f: f"{self.cardinal(f[1])} {beats[f[2]]}")
         self._compounds(rule)
@@ -88,15 +81,15 @@ class Language(Germanic):
         names = ends_of(name for name in self.leads if name[0] != "§")
 
         @rule(".", rf"^([(\[\"„]?)({names})\. ?(?=\d)")
-        def long(found: re.Match[str]) -> str | None:
-            is_sentence = found[2] == "S" and self.around.before.isdecimal()
+        def long(found: Found) -> str | None:
+            is_sentence = found[2] == "S" and found.around.before.isdecimal()
             return f"{found[1]}{'Satz' if is_sentence else self.leads[found[2]]} "
 
         rule("§", r"(?:^|(?<=[(\[ ]))(§§?) ?(?=\d)", lambda f: f"{self.leads[f[1]]} ")
         months = "|".join(self.months)
 
         @rule(".", rf"(?<![\w.])(\d\d?)\. ?(bis|und|oder|sowie|[-–/]) ?(\d\d?)\. ?(?=(?:{months})\b)")
-        def two(found: re.Match[str]) -> str:
+        def two(found: Found) -> str:
             end, between = self.end_of_ordinal(found), "bis" if found[2] in "-–" else found[2].replace("/", "und")
             return f"{self.ordinal(found[1])}{end} {between} {self.ordinal(found[3])}{end} "
 
@@ -109,38 +102,34 @@ class Language(Germanic):
         rule("x", r"(?<![\w.,-])(\d{1,3})x(?![\w/*+=-]| [-+=*/])", lambda f: f"{self._one(f[1])}mal")
         rule("%", r"(?<![\w.,])(\d+(?:,\d+)?) ?%-?(ig\w{0,2})", lambda f: f"{self.said(f[1])}prozent{f[2]}")
         rule("e", r"(?<![\w.,])((?:1[1-9]|20)\d0)er(?![a-zäöü])", lambda f: f"{self.year(f[1])}er")
+        clock = r"(?<![\w.,:-])(1?\d|2[0-4])h([0-5]\d)(?!\w)"
+        rule("h", clock, lambda f: self.at_time(f[1], f[2]) if f.before in ("um", "ab", "gegen", "bis") else None)
 
-        @rule("h", r"(?<![\w.,:-])(1?\d|2[0-4])h([0-5]\d)(?!\w)")
-        def clock(found: re.Match[str]) -> str | None:
-            sure = self.around.word_before(found) in ("um", "ab", "gegen", "bis")
-            return self.at_time(found[1], found[2]) if sure else None
-
-    def _post_code(self, found: re.Match[str]) -> str | None:
+    def _post_code(self, found: Found) -> str | None:
         cities = self.words("cities" if len(found[1]) == 5 else "cities_of_four")
-        return self.digits(found[1]) if found[0][0] == "D" or self.around.after.rstrip(",.;)") in cities else None
+        return self.digits(found[1]) if found[0][0] == "D" or found.around.after.rstrip(",.;)") in cities else None
 
     def _dates(self, rule: Rules) -> None:
         @rule(".", r"^(\d\d?)\.([0-5]\d)$")
-        def starts(found: re.Match[str]) -> str | None:
-            sure = self.around.after == "bis" and self.around.before.lower() in ("von", "zwischen", "ab")
+        def starts(found: Found) -> str | None:
+            sure = found.around.after == "bis" and found.around.before.lower() in ("von", "zwischen", "ab")
             return self.at_time(found[1], found[2]) if sure else None
 
-        @rule(".", r"(?<![\w.])(\d\d?)\.(\d\d?)\.(\d\d)(?![\w.]|[,/]\d)")
-        def short(found: re.Match[str]) -> str | None:
+        @rule(".", rf"(?<![\w.]){DAY}\.{MONTH}\.(\d\d)(?![\w.]|[,/]\d)")
+        def short(found: Found) -> str | None:
             padded = found[0][0] + found[2][0] in "00 01 10 20 30".split()
-            sure = self.around.word_before(found) in self.words("before_day") or padded
-            if not (sure and 1 <= int(found[1]) <= 31 and 1 <= int(found[2]) <= 12):
+            if not padded and found.before not in self.words("before_day"):
                 return None
             return self.dated(found, ("20" if found[3] < "40" else "19") + found[3], int(found[2]), found[1])
 
         rule(".", r"(?<=\d\.)[-–](?=\d\d?\.\d\d?\.)", lambda f: " bis ")
         rule("e", r"(?<![\w.,])((?:(?:1[1-9]|20)\d|\d)0)ern\b", lambda f: f"{self.year(f[1])}ern")
 
-    def _part(self, found: re.Match[str]) -> str | None:
+    def _part(self, found: Found) -> str | None:
         """1/7, 3/20, 2 1/16."""
         top, bottom = int(found[2]), int(found[3])
         named = top == 1 or bottom in (7, 9, 16, 100, 1000)
-        if top >= bottom or gcd(top, bottom) > 1 or not named or self.around.before.isupper():
+        if top >= bottom or gcd(top, bottom) > 1 or not named or found.around.before.isupper():
             return None
         said = re.sub("^ein(?=hundert|tausend)", "", self.cardinal(found[3]))
         name = "siebtel" if bottom == 7 else said + ("tel" if bottom < 20 else "stel")
@@ -156,41 +145,39 @@ class Language(Germanic):
         rule("-", r"(?<=\d)-([€$£])(?=-[A-ZÄÖÜ])", lambda f: f"-{self.forms_of(f[1])[0][0]}")
         units = ends_of(name for name, forms in self.units.items() if name.isalpha() and len(forms) > 1)
         rule("-", rf"(?<=\d)-({units})(?=-[A-ZÄÖÜ])", lambda f: f"-{self.units[f[1]][0]}")
-        times = r"^(\d\d?) x$"
-        rule("x", times, lambda f: f"{self._one(f[1])}mal" if self.around.after[:1].islower() else None)
+        rule("x", r"^(\d\d?) x$", lambda f: f"{self._one(f[1])}mal" if f.around.after[:1].islower() else None)
 
         @rule("-–", r"^1 ?[-–] ?(?=(\d{1,2})(?:$| ))")
-        def from_one(found: re.Match[str]) -> str | None:
-            counts = self.around.after[:1].isupper() or " " in found.string[found.end() :]
-            return "ein bis " if counts and self.around.before not in self.words("labels") else None
+        def from_one(found: Found) -> str | None:
+            counts = found.around.after[:1].isupper() or " " in found.rest
+            return "ein bis " if counts and found.around.before not in self.words("labels") else None
 
     def _ones(self, rule: Rules) -> None:
         """1 and 1/2 in the gender and the case of the noun behind."""
-        around = self.around
         rule("", r"^1$", self._before_noun)
         unit = r"^1 (Stunde|Minute|Sekunde)$"
-        rule("MS", unit, lambda f: f"einer {f[1]}" if around.before.lower() in self.words("dative") else None)
+        rule("MS", unit, lambda f: f"einer {f[1]}" if f.around.before.lower() in self.words("dative") else None)
 
         @rule("/½", r"^(?:1/2|½)(?: (Liter|Stunde|Minute|Kilometer|Meter|l|TL|EL))?$")
-        def half(found: re.Match[str]) -> str | None:
+        def half(found: Found) -> str | None:
             name = self.units[found[1]][0] if found[1] in ("l", "TL", "EL") else found[1]
-            gender, before = self.genders.get(name or around.word_after(found)), around.word_before(found)
+            gender, before = self.genders.get(name or found.after), found.before
             behind = f" {name}" if name else ""
             if gender == "f" and before not in self.words("dative") | {"der", "einer"}:
                 return f"eine halbe{behind}"
             if gender == "n" and not before:
                 return f"ein halbes{behind}"
-            return f"ein halber{behind}" if gender == "m" and self._begins(before) else None
+            return f"ein halber{behind}" if gender == "m" and self._begins(found) else None
 
-    def _begins(self, before: str) -> bool:
+    def _begins(self, found: Found) -> bool:
         """Does a sentence or a clause begin, so that a noun is its subject?"""
-        return not before or self.around.before[-1] in ".,:;!?("
+        return not found.before or found.around.before[-1] in ".,:;!?("
 
-    def _before_noun(self, found: re.Match[str]) -> str | None:
+    def _before_noun(self, found: Found) -> str | None:
         """The 1 before a noun."""
-        noun, before = self.around.word_after(found), self.around.word_before(found)
+        noun, before = found.after, found.before
         gender = self.genders.get(noun)
-        if not gender or self.around.before in self.words("labels"):
+        if not gender or found.around.before in self.words("labels"):
             return None  # Absatz 1 Satz 2
         if before in self.words("dative"):
             is_place = before in ("in", "auf", "vor", "an", "über", "unter", "hinter", "neben")
@@ -199,7 +186,7 @@ class Language(Germanic):
             return "einer" if gender == "f" else "einem"
         if gender != "m":
             return {"f": "eine", "n": "ein"}[gender]
-        if self._begins(before) or before in self.words("copulas"):
+        if self._begins(found) or before in self.words("copulas"):
             return "ein"
         return "einen" if before in ("für", "um", "durch", "ohne", "gegen") else keep(found)
 
@@ -207,58 +194,56 @@ class Language(Germanic):
 
     def headed(self, rule: Rules) -> None:
         """19. Jahrhundert at the beginning of a line is no item of a list."""
-
-        @rule(".", rf"^(\d{{1,3}})\.(?= ({self.any_of('headed')})\b)")
-        def say(found: re.Match[str]) -> str | None:
-            return f"{self.ordinal(found[1])}{_STRONG[self.genders[found[2]]]}" if self.around.begins else None
+        written = rf"^(\d{{1,3}})\.(?= ({self.any_of('headed')})\b)"
+        strong = {noun: _STRONG[self.genders[noun]] for noun in self.words("headed")}
+        rule(".", written, lambda f: f"{self.ordinal(f[1])}{strong[f[2]]}" if f.around.begins else None)
 
     def ordinals(self, rule: Rules) -> None:
         """The 2. Platz: its article, or its noun, tells its ending."""
         rule("efm", r"(?<![\d.,])(\d+)(er|fach\w*|mal)\b", lambda f: self.cardinal(f[1]) + f[2])
 
         @rule(".", r"(?<![\w.,:/])(\d{1,3})\./(\d{1,3})\.(?= \w)")
-        def both(found: re.Match[str]) -> str | None:
+        def both(found: Found) -> str | None:
             end = self.end_of_ordinal(found, self._noun(found))
             return None if end is None else f"{self.ordinal(found[1])}{end} und {self.ordinal(found[2])}{end}"
 
         rule(".", r"(?<![\w.,:])(\d{1,3})\.(?= \w)", self._ordinal)
 
         @rule(".", r"(?<![\w.,:])([1-9]|[12]\d|3[01])\.(?=$|[\"“)])")
-        def at_end(found: re.Match[str]) -> str | None:
-            before = self.around.word_before(found)
-            is_day = not self.around.after and before in ("der", "den", "dem", "am", "vom", "zum", "des")
+        def at_end(found: Found) -> str | None:
+            is_day = not found.around.after and found.before in ("der", "den", "dem", "am", "vom", "zum", "des")
             return f"{self.ordinal(found[1])}{self.end_of_ordinal(found, '?')}." if is_day else None
 
-    def _noun(self, found: re.Match[str]) -> str:
-        return (found.string[found.end() :].split() or [self.around.after])[0].strip("\"'()[].,;:!?“")
+    def _noun(self, found: Found) -> str:
+        return (found.rest.split() or [found.around.after])[0].strip("\"'()[].,;:!?“")
 
-    def _ended(self, found: re.Match[str], noun: str) -> str | None:
+    def _ended(self, found: Found, noun: str) -> str | None:
         """The ordinal with its ending; None if the words around do not say it."""
         end = self.end_of_ordinal(found, noun)
         return None if end is None else f"{self.ordinal(found[1])}{end}"
 
-    def _ordinal(self, found: re.Match[str]) -> str | Kept | None:
-        noun, before, said = self._noun(found), self.around.word_before(found), self.ordinal(found[1])
-        if re.search(r"\d\. (?:und|oder|bis|sowie) $", found.string[: found.start()]):
-            return f"{said}{self._end}"
+    def _ordinal(self, found: Found) -> str | Kept | None:
+        noun, before, said = self._noun(found), found.before, self.ordinal(found[1])
+        if re.search(r"\d\. (?:und|oder|bis|sowie) $", found.head):
+            return f"{said}{found.around.ordinal_end}"
         end = self.end_of_ordinal(found, noun or "?")
         if noun in self.words("starters"):  # am 5. Dann: the full stop is the sentence's, too
             return None if end is None else f"{said}{end}."
-        self._end = end or ("n" if noun[:1].islower() else "")
+        found.around.ordinal_end = end or ("n" if noun[:1].islower() else "")
         if before in ("wurde", "wird", "werde", "wurden"):  # er wurde 2. im Lauf
-            of = {"er": "r", "sie": ""}.get(self.around.earlier.lower())
+            of = {"er": "r", "sie": ""}.get(found.around.earlier.lower())
             return keep(found) if of is None else f"{said.capitalize()}{of}"
         if end is not None:
             return f"{said}{end}"
         if noun[:1].islower():
-            return f"{said}n" if not self.around.before[-1:].isdecimal() else None
+            return f"{said}n" if not found.around.before[-1:].isdecimal() else None
         return keep(found) if _BARE.fullmatch(before) else None
 
-    def end_of_ordinal(self, found: re.Match[str], noun: str = "") -> str | None:
+    def end_of_ordinal(self, found: Found, noun: str = "") -> str | None:
         """What an ordinal ends with behind "-e": "", "n", "r" or "s". None: the words around do not say. `noun`: the
         word behind, or empty for a day of a month."""
-        ahead = found.string[: found.start()].split()
-        before, earlier = ([self.around.earlier, self.around.before, *ahead])[-1:-3:-1]
+        ahead = found.head.split()
+        before, earlier = ([found.around.earlier, found.around.before, *ahead])[-1:-3:-1]
         before, earlier = before.strip("\"'([„"), earlier.strip("\"'([„")
         low = before.lower()
         if low == "der" and noun:

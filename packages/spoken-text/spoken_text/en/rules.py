@@ -4,9 +4,9 @@ import re
 from math import gcd
 
 from spoken_text.germanic import Germanic
-from spoken_text.rule import DASH, Rules, ends_of, initials, keep
+from spoken_text.rule import DASH, DAY, MINUTE, MONTH, Found, Rules, ends_of, initials, keep
 
-_DAY = r"(\d\d?)(?:st|nd|rd|th)?"
+_DAY = rf"{DAY}(?:st|nd|rd|th)?"
 
 
 class Language(Germanic):
@@ -18,14 +18,14 @@ class Language(Germanic):
     def king(self, number: str, is_queen: bool) -> str:
         return f"the {self.ordinal(number)}"
 
-    def on_date(self, year: str, month: int, day: str, end: str = "") -> str:
+    def on_date(self, year: str, month: int, day: str) -> str:
         return f"{self.months[month - 1]} {self.ordinal(day)}" + (f", {self.year(year)}" if year else "")
 
     def at_time(self, hour: str, minute: str, half: str = "") -> str:
-        hours, minutes = self.cardinal(str(int(hour))), self.cardinal(str(int(minute)))
+        hours, minutes, half = self.whole(int(hour)), self.whole(int(minute)), f" {half.upper()}M" if half else ""
         if int(minute):
-            return f"{hours} {'oh ' if int(minute) < 10 else ''}{minutes} {half}".strip()
-        return f"{hours} {half}" if half else f"{hours} o'clock" if int(hour) <= 12 else f"{hours} hundred hours"
+            return f"{hours} {'oh ' if int(minute) < 10 else ''}{minutes}{half}"
+        return f"{hours}{half}" if half else f"{hours} o'clock" if int(hour) <= 12 else f"{hours} hundred hours"
 
     def holds(self, word: str, held: str) -> bool:
         if held.lower() in ("a.m.", "p.m.", "sq."):
@@ -40,15 +40,15 @@ class Language(Germanic):
         """A year of two digits with all four."""
         return year if len(year) == 4 else ("20" if year < "40" else "19") + year
 
-    def behind_is_noun(self) -> bool:
+    def is_before_noun(self, found: Found) -> bool:
         """Is the word behind the phrase a noun, such as in "a 5 km run"?"""
-        after = self.around.after.rstrip(".,;:!?)")
+        after = found.around.after.rstrip(".,;:!?)")
         return after.isalpha() and after.islower() and after not in self.words("no_noun")
 
     # ---------------------------------------------------------------- what no shared rule may take apart
 
     def first(self, rule: Rules) -> None:
-        around, number = self.around, self.pattern
+        number = self.pattern
         self._abbreviations(rule)
         feet = r"(?<![\w.,])([2-8])(?:['’′](\d|1[01])(?:[\"”″]|''|(?![\w.,'’/]|[.,]\d))|['’′] (\d|1[01])[\"”″])(?!\w)"
         rule("'’′", feet, lambda f: f"{self.cardinal(f[1])} foot {self.cardinal(f[2] or f[3])}")
@@ -68,30 +68,29 @@ class Language(Germanic):
         rule("m", r"(?<=\d)( ?[ap]\.?m\.?) ?[-–] ?(noon|midnight)\b", lambda f: f"{f[1]} to {f[2]}")
 
         @rule("Kk", r"(?<![\w.,-])(\d{1,2})[kK](?!\w)")
-        def race(found: re.Match[str]) -> str | None:
-            before = around.before.lower() in "ran run running a his her my our".split()
-            return f"{self.cardinal(found[1])} K" if before or around.word_after(found) in self.words("races") else None
+        def race(found: Found) -> str | None:
+            before = found.around.before.lower() in "ran run running a his her my our".split()
+            return f"{self.cardinal(found[1])} K" if before or found.after in self.words("races") else None
 
         times = rf"(?<![\w.,$€£-])({number})x(?![\w/*+=-])"
-        rule("x", times, lambda f: f"{self.said(f[1])} times" if around.word_after(f) in self.words("than") else None)
+        rule("x", times, lambda f: f"{self.said(f[1])} times" if f.after in self.words("than") else None)
         rule("¢", rf"(?<![\w.,-])({number}) ?¢", lambda f: f"{self.said(f[1])} {'cent' if f[1] == '1' else 'cents'}")
         self._units(rule)
         self.coins(r"\.(\d\d) ?", rule)
         self.signs(rule)
 
     def _abbreviations(self, rule: Rules) -> None:
-        around = self.around
         names = ends_of(name for name in self.leads if name[0] not in "§¶")
 
         @rule(".", rf"^([(\[\"“'‘]?)({names})\. ?(?=[$€£]?\d)")
-        def say(found: re.Match[str]) -> str | None:
-            name, start = found[2], not around.before or around.before[-1] in ".?!:;"
-            small = around.after[:1].islower()
-            if name == "no" and around.before.lower() not in self.words("numbered") and (small or start):
+        def say(found: Found) -> str | None:
+            name, start = found[2], not found.around.before or found.around.before[-1] in ".?!:;"
+            small = found.around.after[:1].islower()
+            if name == "no" and found.around.before.lower() not in self.words("numbered") and (small or start):
                 return None
             if name in ("No", "Nos") and start and small:
                 return None
-            if name in ("c", "ca", "b", "d") and not re.match(r"\d{3,4}(?!\d)", found.string[found.end() :]):
+            if name in ("c", "ca", "b", "d") and not re.match(r"\d{3,4}(?!\d)", found.rest):
                 return None
             said = self.leads[name]
             return f"{found[1]}{said.capitalize() if name[0].isupper() and name[:2] != 'No' else said} "
@@ -106,7 +105,7 @@ class Language(Germanic):
         rule("/", r"(?<![\w.,/:–-])([1-9]/[2-9]|1/10)(?:rds?|ths?)(?!\w)", lambda f: f[1])
 
         @rule("/", r"(?<![\w.,/:–-])(?:(\d{1,2}) )?([1-9]\d?)/(16|32|64|100)(?![\w/]|[.,]\d|-\d)")
-        def part(found: re.Match[str]) -> str | None:
+        def part(found: Found) -> str | None:
             top, bottom = int(found[2]), int(found[3])
             if top >= bottom or gcd(top, bottom) > 1:
                 return None
@@ -119,21 +118,21 @@ class Language(Germanic):
         short = r"(?<![\d/.,])(1[0-2]|0?[1-9])/(3[01]|[12]\d|0?[1-9])/(\d\d)(?![\w/]|[.,]\d)"
         rule("/", short, lambda f: self.on_date(self.century_of(f[3]), int(f[1]), f[2]))
 
-    def _slash(self, found: re.Match[str]) -> str | None:
+    def _slash(self, found: Found) -> str | None:
         """24/7, a date, blood pressure, a step, a rating."""
         if phrase := self.table("phrases").get(found[0]):
             return phrase
-        around, top_said, bottom_said, bottom = self.around, self.said(found[1]), self.cardinal(found[2]), int(found[2])
+        top_said, bottom_said, bottom = self.said(found[1]), self.cardinal(found[2]), int(found[2])
         if found[1].isdecimal() and int(found[1]) + bottom == 100 and bottom % 5 == 0:
             return f"{top_said} {bottom_said}"
-        before, after = around.word_before(found), around.word_after(found)
+        before, after = found.before, found.after
         if "." in found[1]:
             sure = bottom in (5, 10) and float(found[1]) <= bottom
             return f"{top_said} out of {bottom_said}" if sure else keep(found)
         top = int(found[1])
         if 90 <= top <= 250 and 40 <= bottom <= 130 and top > bottom:
             return f"{top_said} over {bottom_said}"
-        between = before in ("to", "and", "through") and re.fullmatch(r"\d\d?/\d\d?", around.earlier)
+        between = before in ("to", "and", "through") and re.fullmatch(r"\d\d?/\d\d?", found.around.earlier)
         if (before in self.words("before_day") or between) and 1 <= top <= 12:
             return f"{self.months[top - 1]} {self.ordinal(found[2])}" if 13 <= bottom <= 31 else keep(found)
         if before in self.words("steps") and top <= bottom:
@@ -153,43 +152,38 @@ class Language(Germanic):
         short = r"(?<![\w'’])['’‘](\d\d)(?![\w'’]|[.,]\d)"
         rule("'‘’", short, lambda f: f"oh {self.cardinal(f[1][1])}" if f[1][0] == "0" else self.cardinal(f[1]))
         week = re.compile(r"(?:Mon|Tue|Tues|Wed|Thu|Thurs|Fri|Sat|Sun)(?:days?)?[.,:]?$")
-
-        @rule("-–", r"^(\d|1[0-2])[-–](\d|1[0-2])(?=$|[.,;)](?!\d))")
-        def opened(found: re.Match[str]) -> str | None:
-            is_day = week.search(self.around.before)
-            return f"{self.cardinal(found[1])} to {self.cardinal(found[2])}" if is_day else None
+        opened = r"^(\d|1[0-2])[-–](\d|1[0-2])(?=$|[.,;)](?!\d))"
+        rule("-–", opened, lambda f: self.ratio(f) if week.search(f.around.before) else None)
 
     def _digits(self, rule: Rules) -> None:
         """Codes, thousands of things, decimals without a zero."""
-        around = self.around
 
         @rule("", r"(?<![\w.,-])(\d{4,10})(?![\w-]|[.,:/]\d)")
-        def one_by_one(found: re.Match[str]) -> str | None:
-            before = around.word_before(found).strip(".:#")
+        def one_by_one(found: Found) -> str | None:
+            before = found.before.strip(".:#")
             sure = before in self.words("codes") or (before == "number" and len(found[1]) > 5)
-            return self.digits(found[1]) if sure or (before == "in" and around.earlier == "ending") else None
+            return self.digits(found[1]) if sure or (before == "in" and found.around.earlier == "ending") else None
 
         watch = r"^([01]\d)00(?= hours)"
         rule("h", watch, lambda f: f"{self.digits(f[1]) if f[1][0] == '0' else self.cardinal(f[1])} hundred")
         many = {"10": "tens", "100": "hundreds", "1000": "thousands", "1,000": "thousands"}
-        rule("s", r"^(10|100|1,?000)s$", lambda f: many[f[1]] if around.after == "of" else None)
+        rule("s", r"^(10|100|1,?000)s$", lambda f: many[f[1]] if f.around.after == "of" else None)
         rule(".", r"(?<![\w.,$€£-])\.(\d{1,5})(?![\d.]|,\d)", lambda f: f"point {self.digits(f[1])}")
         million, counted = rf"^({self.pattern})m$", self.words("counted")
-        rule("m", million, lambda f: f"{self.said(f[1])} million" if around.after.rstrip(".,;:") in counted else None)
+        rule("m", million, lambda f: f"{self.said(f[1])} million" if f.around.after.rstrip(".,;:") in counted else None)
 
         def side(written: str) -> str:
             return self.pairs(written) if re.fullmatch(r"\d(?!00)\d{3}", written) else self.said(written)
 
         screen = r"(?<![\w.,-])(\d{3,4})[x×](\d{3,4})(?![\w×]|[.,]\d)"
         rule("x×", screen, lambda f: f"{side(f[1])} by {side(f[2])}")
-        rule(".", r"(?<=[\d½¼¾⅓⅔⅛] )(tsp|tbsp|oz|lb)\.$", lambda f: f[1] if around.after[:1].islower() else None)
+        rule(".", r"(?<=[\d½¼¾⅓⅔⅛] )(tsp|tbsp|oz|lb)\.$", lambda f: f[1] if f.around.after[:1].islower() else None)
 
     def _models(self, rule: Rules) -> None:
         """1080p60, i7-9700K, 5800X, but 9700K alone may be a scale; RTX 4090; a ZIP code"""
-        around = self.around
 
         @rule("p", r"(?<![\w.,])(2160|1440|1080|720|480|360)p(?=[\d ]|\W|$)(?:(\d\d))?(?!\w)")
-        def screen(found: re.Match[str]) -> str:
+        def screen(found: Found) -> str:
             lines, rate = found[1], f" {self.cardinal(found[2])}" if found[2] else ""
             said = self.pairs(lines) if len(lines) == 4 else f"{self.said(lines[0])} {self.said(lines[1:])}"
             return f"{said} p{rate}"
@@ -197,33 +191,33 @@ class Language(Germanic):
         rule("-", r"(?<=[A-Za-z]\d-)(\d\d[1-9]\d|\d\d00)(?=[A-Z]{1,2}(?!\w))", lambda f: self.pairs(f[1]))
         rule("X", r"(?<![\w.,-])([3-9]\d[05]0)(?=XT?(?!\w))", lambda f: self.pairs(f[1]))
         model, models = r"^([1-9](?!000)\d{3})(?![\w.,:/-]*\w)", self.words("models")
-        rule("", model, lambda f: self.pairs(f[1]) if around.before in models else None)
+        rule("", model, lambda f: self.pairs(f[1]) if f.around.before in models else None)
         zip_code, states = r"^(\d{5})(?:-(\d{4}))?(?![\w-]|[.,]\d)", self.words("states")
-        rule("", zip_code, lambda f: self.dialled(f[0]) if around.before.rstrip(",:") in states else None)
+        rule("", zip_code, lambda f: self.dialled(f) if f.around.before.rstrip(",:") in states else None)
 
     def _units(self, rule: Rules) -> None:
-        around, number = self.around, self.pattern
+        number = self.pattern
         self.rates(rule)
         long = ends_of(unit for unit in self.units if unit not in ("%", "°", "h", "s"))
         adjective = rf"(?<![\w.,/])({number})-({long})(?![\w²³/.']|-\d)"
         rule("-", adjective, lambda f: f"{self.said(f[1])}-{self.units[f[2]][0]}")
 
         @rule(initials(self.units), rf"^({number}) ?({self.unit_names})$")
-        def size(found: re.Match[str]) -> str | None:
+        def size(found: Found) -> str | None:
             """A 5 km run, the 100m final."""
-            before, after = around.word_before(found), around.after.rstrip(".,;:!?)")
+            before, after = found.before, found.around.after.rstrip(".,;:!?)")
             named = before in ("a", "an") or (before == "the" and after in self.words("lengths"))
-            sure = self.behind_is_noun() and (named or after in ("lens", "film"))
+            sure = self.is_before_noun(found) and (named or after in ("lens", "film"))
             return f"{self.said(found[1])} {self.units[found[2]][0]}" if sure else None
 
         @rule('"″', rf"^({number})[\"″]$")
-        def inches(found: re.Match[str]) -> str | None:
-            sure = self.behind_is_noun() and around.before.lower() in ("a", "an", "the")
+        def inches(found: Found) -> str | None:
+            sure = self.is_before_noun(found) and found.around.before.lower() in ("a", "an", "the")
             return f"{self.said(found[1])} inch" if sure else None
 
         @rule("cs", rf"(?<![\w.,-])({number}) (sq|cu)\.? ?(ft|mi|km|m|yd)\.?(?!\w)")
-        def spread(found: re.Match[str]) -> str:
-            one = found[1] == "1" or around.word_after(found) in self.words("homes")
+        def spread(found: Found) -> str:
+            one = found[1] == "1" or found.after in self.words("homes")
             kind = "square" if found[2] == "sq" else "cubic"
             return f"{self.said(found[1])} {kind} {self.units[found[3]][not one]}"
 
@@ -231,75 +225,62 @@ class Language(Germanic):
 
     def _dates(self, rule: Rules) -> None:
         """15-Jan-2024, 15.01.2024. Where both numbers may be the month, they stay."""
-        around = self.around
         names = "|".join(self.months)
 
-        def say(day: str, month: str, year: str) -> str | None:
-            date = f"the {self.ordinal(day)} of {month}, {self.year(self.century_of(year))}"
-            return date if 1 <= int(day) <= 31 else None
+        def say(day: str, month: str, year: str) -> str:
+            return f"the {self.ordinal(day)} of {month}, {self.year(self.century_of(year))}"
 
         @rule("-–", rf"(?<![\w.,:/-]){_DAY} ?[-–] ?{_DAY} ({names}|{self.short_months})\b\.?(?:,? (\d{{4}})(?!\d))?")
-        def two(found: re.Match[str]) -> str | None:
-            if not 1 <= int(found[1]) < int(found[2]) <= 31:
+        def two(found: Found) -> str | None:
+            if int(found[1]) >= int(found[2]):
                 return None
             month = self.full_months[found[3][:3]]
             year = f", {self.year(found[4])}" if found[4] else self._stop(found, month)
             return f"the {self.ordinal(found[1])} to the {self.ordinal(found[2])} of {month}{year}"
 
         @rule("-–", rf"^(?:({names}) )?{_DAY} ?[-–] ?{_DAY}(?:,? (\d{{4}}))?(?=$|[,.;:!?)])")
-        def days(found: re.Match[str]) -> str | None:
-            month = found[1] or around.before
-            if month not in self.months or not 1 <= int(found[2]) < int(found[3]) <= 31:
+        def days(found: Found) -> str | None:
+            month = found[1] or found.around.before
+            if month not in self.months or int(found[2]) >= int(found[3]):
                 return None
             year = f", {self.year(found[4])}" if found[4] else ""
             named = f"{found[1]} " if found[1] else ""
             return f"{named}{self.ordinal(found[2])} to {self.ordinal(found[3])}{year}"
 
-        named = rf"(?<![\w.,:/-])(\d\d?)-({names}|{self.short_months})-(\d{{4}}|\d\d)(?![\w-])"
+        named = rf"(?<![\w.,:/-]){DAY}-({names}|{self.short_months})-(\d{{4}}|\d\d)(?![\w-])"
         rule("-", named, lambda f: say(f[1], self.full_months[f[2][:3]], f[3]))
+        begins, year = r"(?<![\w.,:/-])", r"\2((?:19|20)\d\d)(?![\w-]|[.,/]\d)"
+        late = r"(1[3-9]|2\d|3[01])"  # a day, because there is no such month
+        rule("-.", rf"{begins}{late}([.-]){MONTH}{year}", lambda f: say(f[1], self.months[int(f[3]) - 1], f[4]))
+        rule("-.", rf"{begins}{MONTH}([.-]){late}{year}", lambda f: say(f[3], self.months[int(f[1]) - 1], f[4]))
+        rule("-.", rf"{begins}{MONTH}([.-]){MONTH}{year}", keep)
+        rule(".", rf"(?<![\w.,:/-])(1[0-2]|\d)\.{MINUTE} ?([ap])\.?m\b\.?", lambda f: self.at_time(f[1], f[2], f[3]))
 
-        @rule("-.", r"(?<![\w.,:/-])(\d\d?)([.-])(\d\d?)\2((?:19|20)\d\d)(?![\w-]|[.,/]\d)")
-        def figures(found: re.Match[str]) -> str | None:
-            first, second, year = int(found[1]), int(found[3]), found[4]
-            if 12 < first <= 31 and 1 <= second <= 12:
-                return say(found[1], self.months[second - 1], year)
-            if 12 < second <= 31 and 1 <= first <= 12:
-                return say(found[3], self.months[first - 1], year)
-            return keep(found) if 1 <= first <= 12 and 1 <= second <= 12 else None
-
-        clock = r"(?<![\w.,:/-])(1[0-2]|\d)\.([0-5]\d) ?([ap])\.?m\b\.?"
-        rule(".", clock, lambda f: self.at_time(f[1], f[2], f"{f[3].upper()}M"))
-
-    def _stop(self, found: re.Match[str], month: str) -> str:
+    def _stop(self, found: Found, month: str) -> str:
         """The full stop that a match took behind a month: it may be an abbreviation's, the sentence's, or both."""
-        if found[0][-1] != ".":
-            return ""
-        return "." if found[0].endswith(f"{month}.") else self.around.stop(found, False)
+        return "." if found[0].endswith(f"{month}.") else found.stop(found[0])
 
     def named_months(self, months: str, rule: Rules) -> None:
         lower = "|".join(name.lower() for name in self.months if name not in ("March", "May"))
         month = rf"((?:{months}|{self.short_months}|{lower})\b\.?)"
-        year, ends = r"(?:,? (\d{4})(?!\d|,\d))?", r"(?:st|nd|rd|th)?"
+        year = r"(?:,? (\d{4})(?!\d|,\d))?"
 
-        def say(found: re.Match[str], name: str, day: str, year: str | None) -> str | None:
-            if not 1 <= int(day) <= 31:
-                return None
+        def say(found: Found, name: str, day: str, year: str | None) -> str:
             said = f", {self.year(year)}" if year else ""
             name = self.full_months[name[:3].title()]
             if found[1][0].isalpha():
                 return f"{name} {self.ordinal(day)}{said}"
-            the = "" if self.around.word_before(found) == "the" else "the "
+            the = "" if found.before == "the" else "the "
             return f"{the}{self.ordinal(day)} of {name}{said}{self._stop(found, name)}"
 
-        rule("JFMASONDjfmasond", rf"\b{month} (\d\d?){ends}(?![\d:]){year}", lambda f: say(f, f[1], f[2], f[3]))
-        rule("JFMASONDjfmasond", rf"(?<![\d.,])(\d\d?){ends} {month}{year}", lambda f: say(f, f[2], f[1], f[3]))
+        rule("JFMASONDjfmasond", rf"\b{month} {_DAY}(?![\d:]){year}", lambda f: say(f, f[1], f[2], f[3]))
+        rule("JFMASONDjfmasond", rf"(?<![\d.,]){_DAY} {month}{year}", lambda f: say(f, f[2], f[1], f[3]))
 
         @rule("", rf"^{_DAY}(?:,? (\d{{4}}))?(?![\d:])(?!,\d)")
-        def alone(found: re.Match[str]) -> str | None:
-            before = self.around.before.rstrip(".,")
+        def alone(found: Found) -> str | None:
+            before = found.around.before.rstrip(".,")
             before = before if before in ("may", "march", "mar") else before.title()
-            is_month = before in {*self.months, *self.words("short_months")}
-            if not is_month or not 1 <= int(found[1]) <= 31:
+            if before not in self.months and before not in self.words("short_months"):
                 return None
             return self.ordinal(found[1]) + (f", {self.year(found[2])}" if found[2] else "")
 
@@ -307,9 +288,9 @@ class Language(Germanic):
         """Four digits that stand as a year does: the 2024 election, from 1914 to 1918."""
         rule("", r"(?<![\w.,:/%-])(1[1-9]\d\d|20[0-4]\d)(?![\w%]|[.,]\d|[:/-]\d| ?[$€£°])", self._bare_year)
 
-    def _bare_year(self, found: re.Match[str]) -> str | None:
-        before, after = self.around.word_before(found), self.around.word_after(found)
-        raw = (found.string[: found.start()].split() or [self.around.before])[-1]
+    def _bare_year(self, found: Found) -> str | None:
+        before, after = found.before, found.after
+        raw = (found.head.split() or [found.around.before])[-1]
         if before in ("h1", "h2", "fy"):
             return self.year(found[1])
         many = after.endswith("s") and after.islower() and not after.endswith("'s")
@@ -319,7 +300,7 @@ class Language(Germanic):
         named = raw[:1].isupper() and raw[1:].isalpha() and len(raw) > 1 and "1900" <= found[1]
         owner = raw.endswith(("'s", "’s"))
         behind = after[:1].isupper() and after[1:2].islower() and not after.endswith("s")
-        cited = "1900" <= found[1] and found.string[found.end() :][:1] == ")"
+        cited = "1900" <= found[1] and found.rest[:1] == ")"
         if cited or before in self.words("before_year") and (found[1] >= "1500") or named or owner or behind:
             return self.year(found[1])
         likely = "1500" <= found[1] < "2000" or "2010" <= found[1]
@@ -329,13 +310,13 @@ class Language(Germanic):
 
     def last(self, rule: Rules) -> None:
         """Rates, and amounts before a noun."""
-        around, rates = self.around, self.table("rates")
+        rates = self.table("rates")
 
         @rule("s", r"\b(dollar|pound|euro)s$")
-        def one(found: re.Match[str]) -> str | None:
+        def one(found: Found) -> str | None:
             """A $5 bill."""
-            is_bill = around.after.rstrip(".,;:!?)") in ("bill", "bills", "note", "notes", "coin", "coins")
-            noun = self.behind_is_noun() and around.before.lower() in ("a", "an", "another")
+            is_bill = found.around.after.rstrip(".,;:!?)") in ("bill", "bills", "note", "notes", "coin", "coins")
+            noun = self.is_before_noun(found) and found.around.before.lower() in ("a", "an", "another")
             return found[1] if is_bill or noun else None
 
         names = ends_of(name for name in self.units if len(name) > 1)

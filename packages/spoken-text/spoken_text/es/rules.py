@@ -16,12 +16,8 @@ class Language(Romance):
         self.iberian(rule)
         half = r"(?= ?[apAP]\. ?[mM]\.)"
         rule(".", rf"(?<![\w.,:/-])(\d\d?)\.([0-5]\d){half}", lambda f: self.at_time(f[1], f[2]))
-        rule(" ", r"(?<![\w.,:/-])[679]\d\d(?: \d\d){3}(?![\w-]|[.,]\d)", lambda f: self.dialled(f[0]))
-        rule("$", r"\$ ?([\d.,]*\d)(?![\w])", self._pesos)
+        rule(" ", r"(?<![\w.,:/-])[679]\d\d(?: \d\d){3}(?![\w-]|[.,]\d)", self.dialled)
+        pesos = r"\$ ?([\d.,]*\d)(?!\w)"  # $ 200 pesos, $ 200 ARS: the word behind tells the currency
+        rule("$", pesos, lambda f: f[1] if re.fullmatch("pesos|ARS|COP|CLP|UYU|MXN", f.after) else None)
         part, behind = r"(?<![\w.,:/-])\d{1,2}/\d{1,2}(?![\w/])", ("parte", "partes")
-        rule("/", part, lambda f: keep(f) if self.around.word_after(f) in behind else None)
-
-    def _pesos(self, found: re.Match[str]) -> str | None:
-        """$ 200 pesos, $ 200 ARS: the word behind tells the currency"""
-        after = self.around.word_after(found)
-        return found[1] if after == "pesos" or re.fullmatch("ARS|COP|CLP|UYU|MXN", after) else None
+        rule("/", part, lambda f: keep(f) if f.after in behind else None)

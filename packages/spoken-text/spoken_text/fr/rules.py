@@ -4,14 +4,14 @@ import re
 
 from spoken_text.european import number_of
 from spoken_text.romance import Romance
-from spoken_text.rule import Rules
+from spoken_text.rule import Found, Rules
 
 _ROMAN = re.compile(r"([IVX]{2,8}|[VX]|I(?=er|re|ʳᵉ|ᵉʳ))(er|re|e|i?èmes?|ʳᵉ|ᵉʳ|ᵉ)")
 _VOWELS = tuple("aeiouyéèêœh")
 
 
 class Language(Romance):
-    def ordinal_at(self, found: re.Match[str]) -> str | None:
+    def ordinal_at(self, found: Found) -> str | None:
         number, end = found[1], found[0].lstrip("0123456789")
         many, end = "s" if end[-1] == "s" else "", end.removesuffix("s")
         if number == "1" and end in ("er", "ᵉʳ", "re", "ère", "ʳᵉ"):
@@ -40,24 +40,20 @@ class Language(Romance):
         rule("h", r"(?<!\d)24 ?h ?/ ?24(?!\d)", lambda f: "vingt-quatre heures sur vingt-quatre")
         rule("ah", r"(?<![\w.,])(\d\d?) ?(h|heures?|ans?) (?:1/2|½)(?![\w/])", self._half_more)
         rule("j", r"(?<!\d)7 ?j ?/ ?7(?!\d)", lambda f: "sept jours sur sept")
-        rule("m", r"(?<![\w.,])([12]) ?m ?([1-9]\d)(?!\w)", self._height)
-        rule(".", r"(?<![\w.,:/-])0[1-9](?:\.\d\d){4}(?![\w.]\d)", lambda f: self.dialled(f[0]))
+        metres = {"1": "un mètre", "2": "deux mètres"}
+        rule("m", r"(?<![\w.,])([12]) ?m ?([1-9]\d)(?!\w)", lambda f: f"{metres[f[1]]} {self.cardinal(f[2])}")
+        rule(".", r"(?<![\w.,:/-])0[1-9](?:\.\d\d){4}(?![\w.]\d)", self.dialled)
         super().middle(rule)
 
-    def _roman(self, found: re.Match[str]) -> str | None:
+    def _roman(self, found: Found) -> str | None:
         """Le XIXe; alone, Xe may be a sign or a name."""
-        words = self.around.word_before(found), self.around.word_after(found).lower()
         number = number_of(found[1])
-        if not number or not (
-            len(found[1]) > 1 or words[0] in self.words("articles") or words[1] in self.words("numbered")
-        ):
+        sure = found.before in self.words("articles") or found.after.lower() in self.words("numbered")
+        if not number or not (sure or len(found[1]) > 1):
             return None
         first = "première" if found[2][0] in "rʳ" else "premier"
         return first if number == 1 else self.ordinal(str(number))
 
-    def _half_more(self, found: re.Match[str]) -> str:
+    def _half_more(self, found: Found) -> str:
         said = self.counted(found[1], "h") if found[2][0] == "h" else None
         return f"{said} et demie" if said else f"{self.cardinal(found[1])} {found[2]} et demi"
-
-    def _height(self, found: re.Match[str]) -> str:
-        return f"{'un mètre' if found[1] == '1' else 'deux mètres'} {self.cardinal(found[2])}"

@@ -2,8 +2,8 @@
 
 import re
 
-from spoken_text.romance import Romance
-from spoken_text.rule import Rules
+from spoken_text.romance import CHAIN, Romance
+from spoken_text.rule import Found, Rules
 
 
 class Language(Romance):
@@ -11,10 +11,8 @@ class Language(Romance):
         return "un'ora" if value == "1" and unit in ("h", "ora") else super().counted(value, unit, mark)
 
     def singulars(self, word: str) -> list[str]:
-        found = [
-            word,
-            *(word.removesuffix(end) + single for end, single in self.table("singulars").items() if word.endswith(end)),
-        ]
+        ends = self.table("singulars").items()
+        found = [word, *(word.removesuffix(end) + single for end, single in ends if word.endswith(end))]
         return [*found, word[:-1] + "o", word[:-1] + "e", word + "o"] if word[-1] == "i" else found
 
     def holds_noun(self, word: str, held: str) -> bool:
@@ -34,22 +32,22 @@ class Language(Romance):
         rule(".", hours, lambda f: f"{self.at_time(f[1], f[2])}-{self.at_time(f[3], f[4])}")
         free = r"(?<![\w.,:/-])800 \d{3} \d{3}(?![\w]| \d|[.,]\d)"
         called = self.words("called")
-        rule(" ", free, lambda f: self.dialled(f[0]) if self.around.word_before(f) in called else None)
+        rule(" ", free, lambda f: self.dialled(f) if f.before in called else None)
         rule("L", r"(?<!\w)L(?:it)?\. ?(\d{1,3}(?:\.\d{3})+)(?![\d/,])", self._lire)
-        rule("", r"(?<![\w.,:/-])3\d\d[ -/]\d{6,7}(?![\w-]|[.,]\d)", lambda f: self.dialled(f[0]))
+        rule("", r"(?<![\w.,:/-])3\d\d[ -/]\d{6,7}(?![\w-]|[.,]\d)", self.dialled)
 
-    def _lire(self, found: re.Match[str]) -> str:
+    def _lire(self, found: Found) -> str:
         value = self.value(found[1])
         return f"{self.cardinal(value)} {'di ' if int(value) % 10**6 == 0 else ''}lire"
 
-    def centuries_behind(self, chain: str, rule: Rules) -> None:
-        rule("ILVX", rf"(?<!\w)({chain}) ?(sec(?:oli|olo|c?\.)(?!\w))?", self._century_behind)
+    def centuries_behind(self, rule: Rules) -> None:
+        rule("ILVX", rf"(?<!\w)({CHAIN}) ?(sec(?:oli|olo|c?\.)(?!\w))?", self._century_behind)
 
-    def _century_behind(self, found: re.Match[str]) -> str | None:
+    def _century_behind(self, found: Found) -> str | None:
         name = found[2] or ""
-        if not name and self.around.word_after(found) not in ("secolo", "secoli"):
+        if not name and found.after not in ("secolo", "secoli"):
             return None
         said = self.chain(found[1])
         if not name or not said:
             return said
-        return f"{said} {self.centuries[name]}{self.around.stop(found, False) if name[-1] == '.' else ''}"
+        return f"{said} {self.centuries[name]}{found.stop(name)}"

@@ -3,7 +3,7 @@
 import re
 
 from spoken_text.east_asian import EastAsian
-from spoken_text.rule import DASH, Rules, keep
+from spoken_text.rule import DASH, Found, Rules, keep
 
 _REPEATED = "日|人|月|時(?!間)"
 """Counters that change how the number is read: both ends of a range have them."""
@@ -17,46 +17,40 @@ class Language(EastAsian):
         rule("，", written, lambda f: f[0].replace("，", ","))
 
         @rule("人日時月", rf"(?<![A-Za-z0-9_.,:/-])(\d{{1,2}}) ?{DASH} ?(\d{{1,2}})(?=({_REPEATED}))")
-        def both(found: re.Match[str]) -> str:
-            if found[3] == "月" and found.string[: found.start()].endswith("月"):  # 7月1～7月3日
+        def both(found: Found) -> str:
+            if found[3] == "月" and found.head.endswith("月"):  # 7月1～7月3日
                 return f"{found[1]}日{self.to}{found[2]}"
             return f"{found[1]}{found[3]}{self.to}{found[2]}"
 
         rule(",", r"(?<![\d.,])([1-9]),(?=[1-9](?:人|個|日|回|年|月|本|枚|台|匹|名|歳|度|件))", lambda f: f"{f[1]}、")
         # 10:00～ and 3,000円～ have no other end.
-        rule(
-            "~〜～",
-            r"(?<=[\d円時分日月年人歳個%]) ?[～〜~]$",
-            lambda f: self.to if self.around.after not in ("～", "〜") else None,
-        )
+        written = r"(?<=[\d円時分日月年人歳個%]) ?[～〜~]$"
+        rule("~〜～", written, lambda f: self.to if f.around.after not in ("～", "〜") else None)
 
         @rule("-", r"(?<![\w.,-])[1-9]\d{0,2}(?:-[1-9]\d{0,3}){2}(?![\w-])")
-        def address(found: re.Match[str]) -> str | None:
-            last = self.around.ahead(found)[-1:]
+        def address(found: Found) -> str | None:
+            last = found.ahead[-1:]
             is_place = "\u4e00" <= last <= "\u9fff" and last not in "番号話第式型比数"
             return "の".join(map(self.cardinal, found[0].split("-"))) if is_place else None
 
         rule("-", r"(?<![\w.,-])\d{3}-\d{4}(?![\w.,円人個-])", lambda f: "、".join(map(self.digits, f[0].split("-"))))
-
-        @rule(".", r"(?<![\w.,])\.(\d{3})(?![\w.,])")
-        def average(found: re.Match[str]) -> str | None:
-            said = "{}割{}分{}厘".format(*map(self.cardinal, found[1]))
-            return said if self.around.ahead(found).endswith("率") and "0" not in found[1] else None
+        average, said = r"(?<![\w.,])\.([1-9]{3})(?![\w.,])", "{}割{}分{}厘"
+        rule(".", average, lambda f: said.format(*map(self.cardinal, f[1])) if f.ahead.endswith("率") else None)
 
         @rule("-", r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/-])")
-        def score(found: re.Match[str]) -> str | None:
-            after = self.around.behind(found)[:1]
+        def score(found: Found) -> str | None:
+            after = found.behind[:1]
             if after in ("か", "ま") and found[2] != "0":  # 5-15から5-20まで
                 return keep(found)
-            named = self.around.ahead(found).endswith(("スコア", "試合", "スコアは"))
+            named = found.ahead.endswith(("スコア", "試合", "スコアは"))
             is_score = named or (after in tuple("でのと") and int(found[1]) >= int(found[2]))
             return self.ratio(found) if is_score else None
 
         named = re.compile(rf"(?:{self.any_of('named')}) ?(?:は|が|:|：)? ?$")
         written = r"(?<![\w.,/-])\d{3,20}(?![\w円]|[.,:/-]\d| \d)"
-        rule("", written, lambda f: self.digits(f[0]) if named.search(self.around.ahead(f)) else None)
+        rule("", written, lambda f: self.digits(f[0]) if named.search(f.ahead) else None)
 
         @rule("k", rf"(?<![\w.,])({number}) ?km/h")
-        def speed(found: re.Match[str]) -> str:
-            start = "" if self.around.ahead(found).endswith("時速") else "時速"
+        def speed(found: Found) -> str:
+            start = "" if found.ahead.endswith("時速") else "時速"
             return f"{start}{self.cardinal(self.value(found[1]))}キロメートル"

@@ -3,7 +3,7 @@
 import re
 
 from spoken_text.east_asian import EastAsian
-from spoken_text.rule import DASH, DASHES, Kept, Rules, keep
+from spoken_text.rule import DASH, DASHES, Found, Kept, Rules, keep
 
 _ONES = ["", "한", "두", "세", "네", "다섯", "여섯", "일곱", "여덟", "아홉"]
 _TENS = ["", "열", "스물", "서른", "마흔", "쉰", "예순", "일흔", "여든", "아흔"]
@@ -26,7 +26,7 @@ class Language(EastAsian):
         self.ends = rf"(?=(?:{self.any_of('particles')}){{0,2}}(?![가-힣0-9]))"
         self.counter = re.compile(rf"(?:{self.any_of('native')}){self.ends}|{self.any_of('sino')}")
 
-    def on_date(self, year: str, month: int, day: str, end: str = "") -> str:
+    def on_date(self, year: str, month: int, day: str) -> str:
         """June and October drop a sound."""
         return super().on_date(year, month, day).replace("육월", "유월").replace("십월", "시월")
 
@@ -34,8 +34,8 @@ class Language(EastAsian):
         number = native(int(value)) if unit == "h" and 0 < int(value) < 100 else self.cardinal(value)
         return number + {"h": " 시간", "min": "분", "s": "초"}[unit]
 
-    def dialled(self, written: str) -> str:
-        return super().dialled(written).replace("영", "공")
+    def dialled(self, found: Found) -> str:
+        return super().dialled(found).replace("영", "공")
 
     def holds(self, word: str, held: str) -> bool:
         if held[-1] == "." and _DATE_GOES_ON.search(held) and word[:1].isdecimal():
@@ -54,19 +54,19 @@ class Language(EastAsian):
     def own(self, rule: Rules) -> None:
         say = self.cardinal
 
-        def ordinal(found: re.Match[str]) -> str:
+        def ordinal(found: Found) -> str:
             return say(found[1]) + (f"{self.to} {say(found[2])}" if found[2] else "")
 
         to = rf"(?: ?{DASH} ?제?(\d{{1,4}}))?(?!\d|[.,]\d)"
         rule("제", rf"(?<=(?<![가-힣])제)(\d{{1,4}}){to}", ordinal)
-        rule("", rf"^(\d{{1,4}}){to}", lambda f: ordinal(f) if self.around.before == "제" else None)
+        rule("", rf"^(\d{{1,4}}){to}", lambda f: ordinal(f) if f.around.before == "제" else None)
         rule("/", r"(?<![\w.,/])([1-4])/4(?= ?분기)", lambda f: f"{say(f[1])}사")
         rule(DASHES, rf"(?<=[\d시분]) ?{DASH} ?(?=(?:{self.any_of('halves')}))", lambda f: Kept(f"{self.to} "))
 
-        def event(found: re.Match[str]) -> str | None:
+        def event(found: Found) -> str | None:
             """6·25 is said by its digits, and so are 1·2학년."""
             month, day = found[1], found[2]
-            if found.string[found.end() :].startswith(("대", "%")) or day[0] == "0":
+            if found.rest.startswith(("대", "%")) or day[0] == "0":
                 return keep(found)
             whole = day in ("10", "20", "30") or (month == "12" and day == "12")
             return say(month) + (say(day) if whole else "".join(map(say, day)))
@@ -82,54 +82,48 @@ class Language(EastAsian):
         rule("월", written, lambda f: f"{month(f[1])}월{self.to} {month(f[2])}")
         written = r"(?<![\w.,·])([1-9]), ?([1-9])(?=위|차|학년|등|층|부|호기|심)"
         rule(",", written, lambda f: f"{say(f[1])}, {say(f[2])}" if " " in f[0] else f"{say(f[1])}{say(f[2])}")
-
-        @rule("번", r"(?<![\w.,])(\d{1,12}) ?번째")
-        def ordinal_of(found: re.Match[str]) -> str | None:
-            number = int(found[1])
-            return f"{native(number) if number < 100 else say(found[1])} 번째" if 0 < number < 10**12 else None
+        written = r"(?<![\w.,])(?=\d*[1-9])(\d{1,12}) ?번째"
+        rule("번", written, lambda f: f"{native(int(f[1])) if int(f[1]) < 100 else say(f[1])} 번째")
 
         written = r"(?<![\w.,/-])\d{3,20}(?![\w]|[.,:/-]\d|[가-힣]?원)"
         dialled = re.compile(rf"(?:{self.any_of('dialled')})[:：]? ?$")
-        rule("", written, lambda f: self.dialled(f[0]) if dialled.search(self.around.ahead(f)) else None)
+        rule("", written, lambda f: self.dialled(f) if dialled.search(f.ahead) else None)
         emergency = r" ?(?:에 ?|로 ?)?(?:신고|구급|구조|종합|상황실|대원|소방|전화)"
 
         @rule("", rf"(?<![\w.,/-])11[0-9](?={emergency}|에$|로$|$)")
-        def helped(found: re.Match[str]) -> str | None:
-            called = re.match("신고|구급|구조|종합|대원|상황", self.around.after)
-            called = called or re.match(emergency, self.around.behind(found))
+        def helped(found: Found) -> str | None:
+            called = re.match("신고|구급|구조|종합|대원|상황", found.around.after)
+            called = called or re.match(emergency, found.behind)
             return self.digits(found[0]).replace(" ", "") if called else None
 
         scores = re.compile(rf"(?:으로|로|의)? ?(?:{self.any_of('scores')})")
 
         @rule("-", r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/=-]| ?=)")
-        def score(found: re.Match[str]) -> str | None:
-            right = found.string[found.end() :]
-            rest = f"{right} {self.around.after}" if self.around.after else right
-            if scores.match(rest):
-                return f"{say(found[1])} 대 {say(found[2])}"
+        def score(found: Found) -> str | None:
+            if scores.match(f"{found.rest} {found.around.after}"):
+                return self.ratio(found)
             return keep(found) if int(found[1]) >= int(found[2]) else None
 
-        written = r"(?<![\w.,])(\d{1,3}) ?대 ?(\d{1,3})(?![\w.,]|\d)(?! ?[명개대시년월일분원만번살세권장])"
-        rule("대", written, lambda f: f"{say(f[1])} 대 {say(f[2])}")
+        written = r"(?<![\w.,])(\d{1,3}) ?대 ?(\d{1,3})(?![\w.,])(?! ?[명개대시년월일분원만번살세권장])"
+        rule("대", written, self.ratio)
 
         @rule("대", rf"(?<![\w.,:/~-])([1-9]\d{{0,2}}) ?대{self.ends}")
-        def machines(found: re.Match[str]) -> str | None:
+        def machines(found: Found) -> str | None:
             """20대 are twenty cars, or people in their twenties; 4대 are four, or the four great ones."""
-            number, next_word = int(found[1]), found.string[found.end() :].strip() or self.around.after
-            if self.around.word_before(found) in self.words("machines") or number > 99:
+            number, next_word = int(found[1]), found.rest.strip() or found.around.after
+            if found.before in self.words("machines") or number > 99:
                 return f"{native(number) if number < 100 else say(found[1])} 대"
             aged = number % 10 == 0 and re.match(rf"(?:{self.any_of('aged')})|(?:에|부터|는|의)(?: |$)", next_word)
             if aged or re.match(self.any_of("major"), next_word):
                 return f"{say(found[1])}대"
-            return keep(found) if number % 10 == 0 or self.around.after or next_word else None
+            return keep(found) if number % 10 == 0 or found.around.after or next_word else None
 
         @rule("번", rf"(?<![\w.,:/~-])([1-9]\d{{0,3}}) ?번{self.ends}")
-        def numbered(found: re.Match[str]) -> str | None:
+        def numbered(found: Found) -> str | None:
             """Exit 3, or three times."""
-            next_word = found.string[found.end() :].strip() or self.around.after
-            before = self.around.word_before(found)
-            named = re.match(self.any_of("numbered"), next_word) or before.endswith("반")
-            named = named or before.rstrip("은는이가") in self.words("named_number")
+            next_word = found.rest.strip() or found.around.after
+            named = re.match(self.any_of("numbered"), next_word) or found.before.endswith("반")
+            named = named or found.before.rstrip("은는이가") in self.words("named_number")
             if not named and next_word[:1] in ("을", "를"):
                 return keep(found)
             return f"{say(found[1])} 번" if named else None
@@ -146,7 +140,7 @@ class Language(EastAsian):
             said = self.cardinal(value)
             return f"{said}{counter}" if counter == "시" else f"{said} {counter}"
 
-        def say(found: re.Match[str]) -> str | None:
+        def say(found: Found) -> str | None:
             first, last, counter = found[1], found[2], found[3]
             if counter == "대" and last[-1] == "0" or ("-" in found[0] and (counter == "장" or not rises(first, last))):
                 return keep(found)  # 20대 are twenty cars, or people in their twenties; 1-3장 are chapters or sheets
@@ -161,7 +155,7 @@ class Language(EastAsian):
         ends = rf"(?:({number}) ?{DASH} ?)?(?<![\d.,])({number})"
         rule("", rf"{before}{ends} ?({self.any_of('native')}){self.ends}", say)
 
-        def sino(found: re.Match[str]) -> str:
+        def sino(found: Found) -> str:
             if found[2] and "-" in found[0][1:] and not rises(found[2], found[3]):
                 return keep(found)
             last = self.said(found[3])
@@ -170,7 +164,5 @@ class Language(EastAsian):
 
         particles = self.any_of("particles")
         rule("월", r"(?<!\d)(6|10)(?=월)", lambda f: "유" if f[1] == "6" else "시")
-        written = (
-            rf"{before}([-−])?{ends}(?= ?(?:{self.any_of('sino')})|여 ?[가-힣]|(?:{particles}){{1,2}}(?![가-힣0-9]))"
-        )
-        rule("", written, sino)
+        behind = rf" ?(?:{self.any_of('sino')})|여 ?[가-힣]|(?:{particles}){{1,2}}(?![가-힣0-9])"
+        rule("", rf"{before}([-−])?{ends}(?={behind})", sino)

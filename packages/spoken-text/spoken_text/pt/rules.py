@@ -1,7 +1,5 @@
 """What only Portuguese says or writes. It is said as in Brazil: dezenove, um bilhão."""
 
-import re
-
 from spoken_text.romance import Romance
 from spoken_text.rule import Rules
 
@@ -15,7 +13,5 @@ class Language(Romance):
 
     def end(self, rule: Rules) -> None:
         self.iberian(rule)
-        rule("-", r"(?<![\w.,:/-])\d{4}-\d{3}(?!\w|[.,-])", self._postal)
-
-    def _postal(self, found: re.Match[str]) -> str | None:
-        return self.dialled(found[0]) if self.around.word_after(found)[:1].isupper() else None
+        postal = r"(?<![\w.,:/-])\d{4}-\d{3}(?!\w|[.,-])"
+        rule("-", postal, lambda f: self.dialled(f) if f.after[:1].isupper() else None)

@@ -5,7 +5,7 @@ import re
 from decimal import Decimal
 
 from spoken_text.european import European, number_of
-from spoken_text.rule import DASH, DASHES, Kept, Rules, initials, keep
+from spoken_text.rule import DASH, DASHES, HOUR, MINUTE, Found, Kept, Rules, initials, keep
 from spoken_text.spoken import num2words
 
 _ADJECTIVE = re.compile(r"[а-яё]{2,}(?:ых|их|ым|им|ыми|ими|ые|ие)")
@@ -49,7 +49,7 @@ class Language(European):
             return 1
         return 0 if is_one(whole) else 2
 
-    def on_date(self, year: str, month: int, day: str, end: str = "") -> str:
+    def on_date(self, year: str, month: int, day: str) -> str:
         behind = f" {self.ordinal(year, case='g')} года" if year else ""
         return f"{self.ordinal(day, case='g', gender='n')} {self.months[month - 1]}{behind}"
 
@@ -57,13 +57,13 @@ class Language(European):
         date = rf"(?<!\d)(\d\d?) ({months})\b(?: (\d{{4}})(?: года\b| г\.| г\b)?(?!\d))?"
         rule(initials(self.months), date, lambda f: self.on_date(f[3] or "", self.months.index(f[2]) + 1, f[1]))
 
-    def ordinal_at(self, found: re.Match[str]) -> str | None:
+    def ordinal_at(self, found: Found) -> str | None:
         number, end = found[1], found[0][-1]
         if end == "х" and int(number) in (2, 3, 4):
             return num2words(int(number), lang="ru", case="g")
         if end == "х" or (end == "е" and number[-1] == "0"):
             return num2words(int(number), lang="ru", to="ordinal", plural=True, case="g" if end == "х" else "n")
-        oblique = end == "й" and self._is_oblique(self.around.word_after(found))
+        oblique = end == "й" and self._is_oblique(found.after)
         return self.ordinal(
             number, **({"gender": "f", "case": "g"} if oblique else self.table("ordinal_forms").get(end, {}))
         )
@@ -78,8 +78,8 @@ class Language(European):
         cases = {"g": "genitive", "a": "accusative", "d": "dative"}
         return next((case for case, name in cases.items() if before in self.words(name)), "n")
 
-    def measured(self, found: re.Match[str], value: str, forms: list[str], gender: str) -> str | None:
-        before, after = self.around.word_before(found), self.around.word_after(found)
+    def measured(self, found: Found, value: str, forms: list[str], gender: str) -> str | None:
+        before, after = found.before, found.after
         case = self.case_before(before)
         if before in ("в", "во") and after == "от" and forms[2].endswith("метров") and value.isdecimal():
             noun = forms[2].removesuffix("ов") + ("е" if is_one(value) else "ах")
@@ -94,7 +94,7 @@ class Language(European):
         one = re.sub("а$", "у", forms[0]) if gender == "f" else forms[0]
         return f"{said} {one}" if is_one(value) else None
 
-    def money_at(self, found: re.Match[str], sign: str, written: str, scale: str | None) -> str | None:
+    def money_at(self, found: Found, sign: str, written: str, scale: str | None) -> str | None:
         forms, gender, _ = self.forms_of(sign)
         if not forms:
             return None
@@ -103,12 +103,12 @@ class Language(European):
             return said and (said if isinstance(said, Kept) else f"{said} {forms[-1]}")
         whole, _, cents = (value := self.value(written)).partition(".")
         if cents:
-            return keep(found) if int(cents) and self.around.word_before(found) in self.words("genitive") else None
+            return keep(found) if int(cents) and found.before in self.words("genitive") else None
         return self.measured(found, value, forms, gender)
 
-    def scaled_at(self, found: re.Match[str], written: str, scale: str) -> str | None:
+    def scaled_at(self, found: Found, written: str, scale: str) -> str | None:
         """более 5 млн: более пяти миллионов"""
-        case, (power, forms) = self.case_before(self.around.word_before(found)), self.scales[scale]
+        case, (power, forms) = self.case_before(found.before), self.scales[scale]
         if case == "n":
             return None
         if power == 3:
@@ -116,14 +116,12 @@ class Language(European):
             return number(exact, case) if exact and case != "d" else keep(found)
         return self.measured(found, self.value(written), forms, "m")
 
-    def range_at(
-        self, found: re.Match[str], first: str, last: str, noun: str = "", scale: str | None = None
-    ) -> str | None:
+    def range_at(self, found: Found, first: str, last: str, noun: str = "", scale: str | None = None) -> str | None:
         """A range takes the genitive: от пяти до десяти километров."""
         ends = [self.value(first), self.value(last)]
         if not all(end.isdecimal() and len(end) < 10 for end in ends):
             return None
-        before = self.around.word_before(found)
+        before = found.before
         case = self.case_before(before)
         many = self.scales[scale][1][-1] if scale else ""
         if case == "d" or (case == "a" and self.form(ends[1]) != 2):
@@ -135,8 +133,8 @@ class Language(European):
         start = "" if before in self.words("genitive") else "от "
         return " ".join(f"{start}{said} {many} {noun}".split())
 
-    def ratio(self, found: re.Match[str]) -> str:
-        if self.around.word_before(found) in self.words("score"):
+    def ratio(self, found: Found) -> str:
+        if found.before in self.words("score"):
             return f"{self.cardinal(found[1])}-{self.cardinal(found[2])}"
         return f"{self.cardinal(found[1])} к {number(found[2], 'd')}"
 
@@ -161,14 +159,14 @@ class Language(European):
 
     # ---------------------------------------------------------------- counts
 
-    def agree(self, found: re.Match[str], value: str, said: str, in_range: bool = False) -> str:
+    def agree(self, found: Found, value: str, said: str, in_range: bool = False) -> str:
         """A number in the case and gender of what stands around it."""
-        before, words = self.around.word_before(found), self._behind(found)
+        before, words = found.before, self._behind(found)
         is_year = re.fullmatch(r"1[1-9]\d\d|20\d\d", value) and not in_range and found[0][0] not in "-−"
-        if is_year and before in self.words("genitive") and self.around.word_after(found) in ("по", "до"):
+        if is_year and before in self.words("genitive") and found.after in ("по", "до"):
             return self._year(value, "g")
-        if of := re.match(r" из \d+$", found.string[found.end() :]):
-            return self._one_of(found, value, said) if self.around.after and of else said
+        if of := re.match(r" из \d+$", found.rest):
+            return self._one_of(found, value, said) if found.around.after and of else said
         noun = words[-1] if words else ""
         if before in self.words("labels") or not is_decimal(value):
             return said
@@ -185,29 +183,29 @@ class Language(European):
             return self._place(value, noun) or keep(found)
         return number(value, case, gender) if case else keep(found)
 
-    def _one_of(self, found: re.Match[str], value: str, said: str) -> str:
+    def _one_of(self, found: Found, value: str, said: str) -> str:
         """1 из 5 женщин"""
-        noun = self.around.after.strip("\"'»)”.,;:!?…")
+        noun = found.around.after.strip("\"'»)”.,;:!?…")
         is_noun = re.fullmatch("[а-яё]{3,}", noun) and not re.search("[оеё]в$|^человек$", noun)
         if not is_noun or noun in self.words("no_noun"):
             return said
         singulars = {noun, noun + "а", noun + "я", re.sub("ий$", "ия", noun), re.sub("[её]к$", "ка", noun)}
         return number(value, "n", "f") if singulars & self.words("feminine") else keep(found)
 
-    def _behind(self, found: re.Match[str]) -> list[str]:
+    def _behind(self, found: Found) -> list[str]:
         """The adjective, if there is one, and the noun behind the number."""
-        text = found.string[found.end() :]
+        text = found.rest
         if text and text[0] != " ":
             return []
-        words = [*text.split(), *([self.around.after] if self.around.after else [])]
+        words = [*text.split(), *([found.around.after] if found.around.after else [])]
         first = words[0] if words else ""
         more = 2 if len(words) > 1 and (_ADJECTIVE.fullmatch(first) or _ADJECTIVE_ONE.fullmatch(first)) else 1
         found_words = [word.strip("\"'»)”.,;:!?…") for word in words[:more]]
         are_words = all(re.fullmatch(r"[а-яё-]+", word) for word in found_words)
         return found_words if are_words and self.words("no_noun").isdisjoint(found_words[-1:]) else []
 
-    def _fraction(self, found: re.Match[str], value: str, noun: str, said: str) -> str:
-        case = self.case_before(self.around.word_before(found))
+    def _fraction(self, found: Found, value: str, noun: str, said: str) -> str:
+        case = self.case_before(found.before)
         if case == "d":
             return keep(found)
         if case != "g" and re.search("[аяыи]$", noun) and re.fullmatch(r"\d\d?\.5", value) and value != "0.5":
@@ -298,7 +296,7 @@ class Language(European):
         written = rf"(?<![\w.,:/-]){day} ?{DASH} ?{day} (?=(?:{months})\b)"
         rule(DASHES, written, lambda f: f"{self._day(f[1])} – {self._day(f[2])} ")
         rule(initials(self.months), rf"(?<![\w.,:/-]){day} ({months})\b{year}", self._date)
-        clock = r"(\d\d?):(\d\d)"
+        clock = rf"{HOUR}:{MINUTE}"
         rule(":", rf"(?<![\w.,:/-]){clock} ?{DASH} ?{clock}(?![\w:/]|[.,]\d)", self._span)
         rule(":", rf"(?<![\w.,:/-]){clock}(?![\w:/]|[.,]\d)", self._time)
         rule("-", r"(?<![\w.,:/-])(\d{2,4}0)-(е|х|м|ми) (гг\.?|годы|годов|годах|годам)(?!\w)", self._decade)
@@ -308,7 +306,7 @@ class Language(European):
         rule("(", r"(?<=\()(1[1-9]\d\d|20[0-3]\d)(?=\))", lambda f: self._year(f[1], "n"))
         written = r"(?<![\w.,:/-])(?:0[1-9]|[12]\d|3[01])\.(?:0[1-9]|1[0-2])(?![\w]|[.,]\d| ?[%€$₽])"
         # 12.05: a day or a decimal; after "в" a time.
-        rule(".", written, lambda f: None if self.around.word_before(f) == "в" else keep(f))
+        rule(".", written, lambda f: None if f.before == "в" else keep(f))
         rule(".", r"(?<![\w.,])[1-9]\d{0,2}\.\d{3}(?![\w.,])", keep)  # thousands or thousandths
         rule(",", r"(?<![\w.,])\d+,\d+(?=-[а-яё])", keep)
         rule("/", r"(?<![\w.,:/–-])1/([2-9])(?![\w/]|[.,]\d|-\d)", self._part)
@@ -316,9 +314,9 @@ class Language(European):
         rule("-", r"(?<![\w.,-])(\d{1,2})-ти(?!\w)", lambda f: number(f[1], "g"))
         rule("+", r"(?<![\w.,])(\d{1,2})\+(?=\s|$|[,.;:!?)])", lambda f: f"{self.cardinal(f[1])} плюс")
 
-    def _part(self, found: re.Match[str]) -> str | None:
+    def _part(self, found: Found) -> str | None:
         """1/2 стакана: пол стакана, as a subject or an object"""
-        noun, before = self.around.word_after(found), self.around.word_before(found)
+        noun, before = found.after, found.before
         if not re.fullmatch("[а-яё]{3,}[аяыией]|[а-яё]+(?:ов|ев|ей|ых|их|ой)", noun) or before[-1:].isdigit():
             return None
         forms = self.table("parts").get(found[1])
@@ -328,13 +326,13 @@ class Language(European):
             return forms[1]
         return keep(found) if before in self.words("dative") else forms[0]
 
-    def _from_to(self, found: re.Match[str]) -> str | None:
+    def _from_to(self, found: Found) -> str | None:
         first, last = number_of(found[1]), number_of(found[2])
-        if not first or not last or self.around.word_before(found) not in ("с", "со"):
+        if not first or not last or found.before not in ("с", "со"):
             return None
         return f"{self.ordinal(str(first), case='g')} по {self.ordinal(str(last))}"
 
-    def _compound(self, found: re.Match[str]) -> str:
+    def _compound(self, found: Found) -> str:
         """десятилетний, двадцатиэтажный, столетие"""
         if found[1] == "1":
             return Kept("одно")
@@ -346,53 +344,48 @@ class Language(European):
             return day
         return self.ordinal(day, case="n" if case == "a" else case, gender="n")
 
-    def _days(self, found: re.Match[str]) -> str | None:
-        if self.around.word_before(found) not in ("с", "со", "от"):
+    def _days(self, found: Found) -> str | None:
+        if found.before not in ("с", "со", "от"):
             return None
         return f"{self._day(found[1])} {found[2]} {self._day(found[3], 'a' if found[2] == 'по' else 'g')} "
 
-    def _date(self, found: re.Match[str]) -> str | None:
-        case = self.case_before(self.around.word_before(found))
+    def _date(self, found: Found) -> str | None:
+        case = self.case_before(found.before)
         if case not in "ad" or not 1 <= int(found[1]) <= 31:
             return None
         year = f" {self.ordinal(found[3], case='g').removeprefix('одной ')} года" if found[3] else ""
         return f"{self._day(found[1], case)} {found[2]}{year}"
 
-    def _clock(self, hour: str, minute: str, case: str) -> str | None:
-        if int(hour) > 24 or int(minute) > 59:
-            return None
+    def _clock(self, hour: str, minute: str, case: str) -> str:
         zero = "ноль " if int(minute) < 10 else ""
         minutes = number(str(int(minute)), case, "f" if int(minute) and case == "f" else "m") if int(minute) else "ноль"
         return f"{number(str(int(hour)), case)} {zero}{minutes}"
 
-    def _time(self, found: re.Match[str]) -> str | None:
-        case = self.case_before(self.around.word_before(found))
+    def _time(self, found: Found) -> str:
+        case = self.case_before(found.before)
         return self._clock(found[1], found[2], case if case in "gd" else "n")
 
-    def _span(self, found: re.Match[str]) -> str | None:
-        before = self.around.word_before(found)
-        cases = "n" if self.case_before(before) not in "n" else "g"
+    def _span(self, found: Found) -> str:
+        cases = "n" if self.case_before(found.before) != "n" else "g"
         first, last = self._clock(found[1], found[2], cases), self._clock(found[3], found[4], cases)
-        if not first or not last:
-            return None
         return f"с {first} до {last}" if cases == "g" else f"{first} – {last}"
 
-    def _years(self, found: re.Match[str]) -> str:
+    def _years(self, found: Found) -> str:
         if found[1] >= found[2]:
             return keep(found)
-        case = "p" if self.around.word_before(found) in ("в", "во") else "n"
-        return " – ".join(self._year(year, case) for year in found.groups())
+        case = "p" if found.before in ("в", "во") else "n"
+        return " – ".join(self._year(year, case) for year in (found[1], found[2]))
 
-    def _decade(self, found: re.Match[str]) -> str:
+    def _decade(self, found: Found) -> str:
         case = {"е": "n", "х": "g", "м": "d", "ми": "i"}[found[2]]
         said = num2words(int(found[1]), lang="ru", to="ordinal", plural=True, case=case)
-        inside = case == "g" and self.around.word_before(found) in self.words("inside")
+        inside = case == "g" and found.before in self.words("inside")
         noun = self.table("years")["p" if inside else case] if found[3].startswith("гг") else found[3]
-        return f"{said} {noun}{self.around.stop(found, False) if found[3] == 'гг.' else ''}"
+        return f"{said} {noun}{found.stop(found[3])}"
 
-    def _century(self, found: re.Match[str]) -> str | None:
+    def _century(self, found: Found) -> str | None:
         first, link, last, noun = found[1], found[2], found[3], found[4]
-        before = self.around.word_before(found)
+        before = found.before
         values = [number_of(roman) for roman in (first, last) if roman]
         if not all(values):
             return None
@@ -401,7 +394,7 @@ class Language(European):
             case = "p" if inside else self.case_before(before).replace("a", "n")
             if case == "n" and re.fullmatch("[а-яё]+", before):
                 case = "a" if before in self.words("accusative") else "g"
-            noun = self.table("centuries_many" if last else "century")[case] + self.around.stop(found, False)
+            noun = self.table("centuries_many" if last else "century")[case] + found.stop(noun)
         else:
             case = self.table("century_cases")[noun] if not (last and noun == "века") else "n"
         case = "n" if case == "a" else case
@@ -415,9 +408,9 @@ class Language(European):
 
     def years_first(self, rule: Rules) -> None:
         @rule("г", r"(?<![\w.,:/-])(1\d{3}|20\d\d) ?(году|года|годом|год|г\.|г)(?!\w)")
-        def say(found: re.Match[str]) -> str | None:
+        def say(found: Found) -> str | None:
             year, written = found[1], found[2]
-            before = self.around.word_before(found)
+            before = found.before
             case = {"года": "g", "годом": "i", "год": "n"}.get(written)
             if not case:
                 is_genitive = before in self.words("year_genitive") | self.words("year_months")
@@ -428,13 +421,11 @@ class Language(European):
                     return keep(found)
             if written == "году":
                 case = "d" if before in ("к", "ко") else "p"
-            stop = self.around.stop(found, False) if written == "г." else ""
             noun = written if written not in ("г", "г.") else self.table("year")[case]
-            return f"{self._year(year, case)} {noun}{stop}"
+            return f"{self._year(year, case)} {noun}{found.stop(written)}"
 
         @rule("г", rf"(?<![\w.,:/-])(1\d{{3}}|20\d\d) ?{DASH} ?(1\d{{3}}|20\d\d) ?(гг\.|гг|годы|годах)(?!\w)")
-        def span(found: re.Match[str]) -> str:
-            before = self.around.word_before(found)
-            case = "p" if before in ("в", "во") else "n"
-            stop = self.around.stop(found, False) if found[3] == "гг." else ""
-            return f"{self._year(found[1], case)} – {self._year(found[2], case)} {self.table('years')[case]}{stop}"
+        def span(found: Found) -> str:
+            case = "p" if found.before in ("в", "во") else "n"
+            noun = f"{self.table('years')[case]}{found.stop(found[3])}"
+            return f"{self._year(found[1], case)} – {self._year(found[2], case)} {noun}"

@@ -3,20 +3,20 @@
 import re
 
 from spoken_text.east_asian import EastAsian
-from spoken_text.rule import DASH, Kept, Rules, keep
+from spoken_text.rule import DASH, Found, Kept, Rules, keep
 
 _DIGITS = "零一二三四五六七八九"
+_SCALES = {10**12: "兆", 10**8: "亿", 10**4: "万", 1000: "千", 100: "百", 10: "十"}
 
 
-def _below_ten_thousand(number: int) -> str:
-    said, gap = "", False
-    for power, scale in ((1000, "千"), (100, "百"), (10, "十"), (1, "")):
-        digit = number // power % 10
-        if digit:
-            said += (_DIGITS[0] if gap and said else "") + ("两" if digit == 2 and scale == "千" else _DIGITS[digit])
-            said += scale
-        gap = not digit
-    return said
+def _whole(number: int) -> str:
+    """A number of at most 16 digits: 两 only before 千, 万, 亿 and 兆, 零 where digits are missing."""
+    for power, scale in _SCALES.items():
+        if number >= power:
+            many, rest = divmod(number, power)
+            said = ("两" if many == 2 and power >= 1000 else _whole(many)) + scale
+            return said + ("零" if rest < power // 10 else "") + _whole(rest) if rest else said
+    return _DIGITS[number]
 
 
 class Language(EastAsian):
@@ -28,20 +28,7 @@ class Language(EastAsian):
         self.won = tuple(self._data["won"])
 
     def whole(self, number: int) -> str:
-        """A whole number of at most 16 digits: 两 only before 千, 万, 亿 and 兆."""
-        if not number:
-            return _DIGITS[0]
-        said, gap = "", False
-        for power, scale in ((12, "兆"), (8, "亿"), (4, "万"), (0, "")):
-            part = number // 10**power % 10_000
-            if not part:
-                gap = bool(said)
-                continue
-            if said and (gap or part < 1000):
-                said += _DIGITS[0]
-            gap = False
-            said += ("两" if part == 2 and scale else _below_ten_thousand(part)) + scale
-        return re.sub("^一十", "十", said)
+        return re.sub("^一十", "十", _whole(number))
 
     def digits(self, digits: str) -> str:
         return "".join(_DIGITS[int(digit)] for digit in digits)
@@ -56,26 +43,25 @@ class Language(EastAsian):
     def is_small(self, top: int, bottom: int) -> bool:
         return bottom < 7 or bottom in (8, 10)
 
-    def behind(self, found: re.Match[str], characters: str) -> bool:
+    def behind(self, found: Found, characters: str) -> bool:
         """Does one of the characters stand behind the match?"""
-        return self.around.behind(found)[:1] in tuple(characters)
+        return found.behind[:1] in tuple(characters)
 
     def own(self, rule: Rules) -> None:
         number, whole, digits = self.pattern, self.whole, self.digits
         link = "是|为|為|[:：]"
         named = re.compile(rf"(?:{self.any_of('numbered')})(?:号|号码)?(?:{link})? ?$|号(?:{link}) ?$")
         written = r"(?<![\w.,/-])\d{3,20}(?: \d{3,8}){0,5}(?![\w]|[.,:/-]\d| \d)"
-        rule("", written, lambda f: self.dialled(f[0]) if named.search(self.around.ahead(f)) else None)
-        rule("(", r"\((0\d{2,3})\) ?(\d{7,8})(?![\w-])", lambda f: self.dialled(f[0]))
+        rule("", written, lambda f: self.dialled(f) if named.search(f.ahead) else None)
+        rule("(", r"\((0\d{2,3})\) ?(\d{7,8})(?![\w-])", self.dialled)
         rule("", r"(?<![\w.,/-])[45]\d\d(?![\w.,/-])", lambda f: digits(f[0]) if self.behind(f, "错状") else None)
         rule("HQhq", r"(?<![\w.,/-])(?:19|20)\d\d(?=[QqHh][1-4](?!\w))", lambda f: digits(f[0]))
         rule("秒", r"(?<=\d秒)\d\d(?![\d.])", lambda f: digits(f[0]))
         rule(".", r"(?<=\d)\.00?(?= ?(?:元|美元|欧元|英镑|港元|日元))", lambda f: Kept())
         hotlines = rf"(?<![\w.,/-])(?:{self.any_of('hotlines')}|95\d{{3}})(?![\w%元个人万亿]|[.,:/-]\d)"
         rule("", hotlines, lambda f: digits(f[0]))
-        rule(
-            "号国室房號路", r"(?<![\w.,/-])(\d{3,4})(?=路|室(?!\d厅)|号房|房间|国道|號房|房間)", lambda f: digits(f[1])
-        )
+        room = r"(?<![\w.,/-])(\d{3,4})(?=路|室(?!\d厅)|号房|房间|国道|號房|房間)"
+        rule("号国室房號路", room, lambda f: digits(f[1]))
         rule("-", r"(?<![\w.,/-])(7[0-8]7)-([1-9]00)(?![\w.,/-])", lambda f: f"{digits(f[1])}，{whole(int(f[2]))}")
 
         holidays = {"5.1": "五一", "10.1": "十一"}
@@ -90,8 +76,8 @@ class Language(EastAsian):
         models = re.compile(rf"(?:{self.any_of('models')}) ?-?$")
 
         @rule("", r"(?<![\w.,/])(-?)([1-9]\d{0,2})(?:-(\d00))?(?![\w.,/-]|米|元)")
-        def model(found: re.Match[str]) -> str | None:
-            if not models.search(self.around.ahead(found)):
+        def model(found: Found) -> str | None:
+            if not models.search(found.ahead):
                 return None
             figure = found[2]
             said = whole(int(figure)) if len(figure) < 3 and figure < "20" else digits(figure)
@@ -108,8 +94,7 @@ class Language(EastAsian):
         rule("Pp", r"(?<![\w.,])\d{3,4}(?=[pP](?![A-Za-z]))", lambda f: digits(f[0]))
         # 图1-2 may be one figure or two.
         tables = ("图", "圖", "表", "例", "式", "题")
-        written = r"(?<![\w.,/-])\d{1,2}-\d{1,2}(?![\w.,/-])"
-        rule("-", written, lambda f: keep(f) if self.around.ahead(f).endswith(tables) else None)
+        rule("-", r"(?<![\w.,/-])\d{1,2}-\d{1,2}(?![\w.,/-])", lambda f: keep(f) if f.ahead.endswith(tables) else None)
 
     def _years(self, rule: Rules) -> None:
         digits = self.digits
@@ -119,21 +104,21 @@ class Language(EastAsian):
         rule("学學年财財赛賽", rf"(?<![\w.,/-])((?:19|20)\d\d){season}", lambda f: digits(f[1]))
 
         era, lasts = re.compile("[公西]元前?$"), re.compile(rf"(?:{self.any_of('lasts')})$")
-        rule("年", r"(?<![\w.,/-])\d{1,4}(?=年)", lambda f: digits(f[0]) if era.search(self.around.ahead(f)) else None)
+        rule("年", r"(?<![\w.,/-])\d{1,4}(?=年)", lambda f: digits(f[0]) if era.search(f.ahead) else None)
 
         @rule("年", r"(?<![\w.,/-])([1-9]\d{3})(?=年)")
-        def lasting(found: re.Match[str]) -> str | None:
+        def lasting(found: Found) -> str | None:
             """1500年前 are a count, 1949年前 is a year."""
-            year, right = found[1], self.around.behind(found)[1:]
+            year, right = found[1], found.behind[1:]
             recent = year[:2] in ("19", "20") and year not in ("1900", "2000")
-            counts = year.endswith("00") and lasts.search(self.around.ahead(found))
+            counts = year.endswith("00") and lasts.search(found.ahead)
             counts = counts or re.match("[前历歷后後间間]|的历", right)
             return self.cardinal(year) if counts and not recent else None
 
         @rule("年", r"(?<![\w.,/-])[89][1-9](?=年(?!\d|代|级))")
-        def short(found: re.Match[str]) -> str | None:
+        def short(found: Found) -> str | None:
             """97年 may be a year or a time of 97 years."""
-            left, right = self.around.ahead(found), self.around.behind(found)[1:]
+            left, right = found.ahead, found.behind[1:]
             if lasts.search(left) or re.match("[多来來历间前后]", right):
                 return None
             is_year = re.match("[出生毕入参春夏秋冬底初款版]", right) or re.search("[在从自于是到]$", left)
@@ -144,15 +129,15 @@ class Language(EastAsian):
         ratios = re.compile(rf"(?:{self.any_of('ratios')})(?:是|为|為|约为|[:：])? ?$")
 
         @rule(":：", rf"(?<![\w.,:/-])({number})[:：]({number})(?![\w:]|-\d)")
-        def ratio(found: re.Match[str]) -> str | None:
-            left, right = self.around.ahead(found), self.around.behind(found).lstrip()[:1]
+        def ratio(found: Found) -> str | None:
+            left, right = found.ahead, found.behind.lstrip()[:1]
             sure = ratios.search(left) or (left.endswith(("以", "以总比分")) and right in self.won)
             sure = sure or ("." in found[2] and found[1][0] != "0")
             return f"{self.said(found[1])}比{self.said(found[2])}" if sure else None
 
         @rule("-", r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/=-]| ?=)(?! ?[%°元])")
-        def score(found: re.Match[str]) -> str | None:
-            left, right = self.around.ahead(found), self.around.behind(found)[:1]
+        def score(found: Found) -> str | None:
+            left, right = found.ahead, found.behind[:1]
             lost = right in ("不", "被", "输") and "0" in (found[1], found[2])
             if lost or right in self.won or re.search(r"(?:比分|总分|以|战成|踢成|打成)(?:是|为|[:：])?$", left):
                 return f"{self.whole(int(found[1]))}比{self.whole(int(found[2]))}"
@@ -161,25 +146,25 @@ class Language(EastAsian):
     def counters(self, rule: Rules) -> None:
         """Years, counters, codes and 11-digit telephone numbers."""
         digits = self.digits
-        rule("", r"(?<![\d.,])1[3-9]\d([ -]?)\d{4}\1\d{4}(?!\d)", lambda f: self.dialled(f[0]))
-        code = re.compile("[打拨撥话話编編]")
-        rule("", r"^\d{3,12}(?!\d|[.,:/-]\d)", lambda f: digits(f[0]) if code.fullmatch(self.around.before) else None)
-        written = r"(?<=[A-Za-z])-?\d{3,}(?![\d.,])"
-        rule("", written, lambda f: f[0][: -len(f[0].lstrip("-"))] + digits(f[0].lstrip("-")))
+        rule("", r"(?<![\d.,])1[3-9]\d([ -]?)\d{4}\1\d{4}(?!\d)", self.dialled)
+        code = r"^\d{3,12}(?!\d|[.,:/-]\d)"
+        rule("", code, lambda f: digits(f[0]) if f.around.before in tuple("打拨撥话話编編") else None)
+        rule("", r"(?<=[A-Za-z])(-?)(\d{3,})(?![\d.,])", lambda f: f[1] + digits(f[2]))
         year = r"(1[1-9]\d\d|2\d{3})"
         both = rf"(?<![\d.,]){year}(?:年)? ?{DASH} ?{year}(?= ?年)"
         rule("年", both, lambda f: f"{digits(f[1])}{'年' if '年' in f[0] else ''}{self.to}{digits(f[2])}")
         rule("/", r"(?<![\w.,/-])((?:19|20)\d\d)/((?:19|20)\d\d)(?![\d/])", lambda f: f"{digits(f[1])}/{digits(f[2])}")
         rule("年", rf"(?<![\d.,]){year}(?= ?年)", lambda f: digits(f[1]))
-        written = r"(?<![\d.,])(\d\d)(?=年(?:\d{1,2}月|代))"
-        rule("年", written, lambda f: digits(f[1]) if "代" not in f.string[f.end() :][:2] else None)
+        rule("年", r"(?<![\d.,])\d\d(?=年\d{1,2}月)", lambda f: digits(f[0]))
 
         number = self.pattern
 
         @rule("", rf"(?<![A-Za-z0-9_.,:/-])(?:({number}) ?{DASH} ?)?(?<![\d.,])({number})(?= ?{self.counter})")
-        def counted(found: re.Match[str]) -> str | None:
-            ahead = found.string[: found.start()]
-            if "第" in ahead or (self.around.before in ("第", "、") and not ahead):
+        def counted(found: Found) -> str | None:
+            ahead = found.head
+            if "第" in ahead or (found.around.before in ("第", "、") and not ahead):
                 return self.said(found[2])
-            first, last = ("两" if written == "2" else written and self.said(written) for written in found.groups())
+            first, last = (
+                "两" if written == "2" else written and self.said(written) for written in (found[1], found[2])
+            )
             return f"{first}{self.to}{last}" if first else last
