@@ -21,6 +21,7 @@
     ├── EngineClosed               the engine was closed
     │   └── EngineDied             its thread died, or its device was lost; nobody closed it
     ├── SpeechError                samples that are not numbers; their utterance has failed
+    ├── SpeechCutError             the model did not find the end of its speech; another seed may
     ├── CallbackError              a callback that did not return; its utterance has failed
     └── KernelFault                a wait inside the kernel outlasted its limit; the context lives, `recover()`
 
@@ -94,6 +95,10 @@ class EngineDied(EngineClosed):
 
 class SpeechError(TTSError):
     """The model's samples for an utterance are not numbers."""
+
+
+class SpeechCutError(TTSError):
+    """Speech that reached the end of its slot, or the checkpoint's limit, before the model ended it."""
 
 
 class CallbackError(TTSError):

@@ -182,6 +182,7 @@ def test_the_demo_reads_what_is_secret_from_the_environment(monkeypatch, capsys)
     "args, message",
     [
         (["--text", " "], "blank"),
+        (["--text", "..."], "nothing to speak"),
         (["--text", "x", "--speaker", "bob"], "known: ada"),
         (["--text", "x", "--speaker", "bob", "--stream"], "known: ada"),
         (["--text", "x", "--language", "klingon"], "known: auto"),

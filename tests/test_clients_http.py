@@ -154,7 +154,7 @@ def test_curl_with_every_field_at_once(tiny, tmp_path):
     values |= {"ref_audio": sound, "ref_text": "Hi.", "x_vector_only_mode": False, "voice": "", "language": "Auto"}
     values |= {"speed": 1.25, "seed": 5, "temperature": 0.9, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.05}
     values |= {"trim": "start", "silence_s": 0.1, "normalize": "auto", "non_streaming_mode": False, "max_frames": 8}
-    values |= {"chunk_frames": [1, 2], "instructions": "Slowly."}
+    values |= {"volume_multiplier": 1.5, "chunk_frames": [1, 2], "instructions": "Slowly."}
     values |= {name: "x" for name, field in FIELDS.items() if field.ignored}
     socket_only = {"stream_audio", "split_granularity", "timestamp_type", "timestamp_transport_strategy"}
     left_out = {name for name, field in FIELDS.items() if field.same} | {"speaker_embedding", "retries"} | socket_only

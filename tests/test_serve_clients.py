@@ -6,6 +6,7 @@ import io
 import json
 import socket
 
+import numpy as np
 import pytest
 import soundfile
 from serving import TEXT, cloning, get, post, ready, recording, request, said, small_demo
@@ -33,6 +34,7 @@ def server():
         {"voice": "", "speaker": "ADA", "speed": "1.0", "response_format": "PCM", "seed": "5", "stream": "true"},
         {"voice": {"id": "ada"}, "language": "Auto", "task_type": "CustomVoice", "sample_rate": 24000},
         {"lang_code": None, "normalization_options": {"normalize": False}, "speakers": "false"},
+        {"max_tokens": 4096, "max_new_tokens": None},
         {"temperature": None, "top_p": None, "retries": None, "word_timestamps": False},
         dict.fromkeys(("instructions", "speed", "stream_format", "language", "non_streaming_mode")),
     ],
@@ -42,6 +44,22 @@ def test_fields_of_other_servers_change_nothing_that_they_do_not_say(server, fie
     answer = server.post(**PCM | fields)
     assert answer.status_code == 200, answer.text
     assert answer.content == said(server) and "x-ignored" not in answer.headers
+
+
+def test_the_volume_is_a_factor_on_the_samples(server):
+    plain = np.frombuffer(said(server), "<i2").astype(float)
+    for volume in (0, 0.5, "4"):
+        heard = np.frombuffer(server.post(**PCM, volume_multiplier=volume).content, "<i2")
+        assert abs(heard - np.clip(float(volume) * plain, -32767, 32767)).max() <= 4
+    items = [{"input": TEXT, "volume_multiplier": 0}, TEXT]
+    told = post(server.url + BATCH, json={"voice": "ada", "inputs": items, "volume_multiplier": 1} | PCM).json()["data"]
+    silent, same = (base64.b64decode(entry["audio"]) for entry in told)
+    assert same == said(server) and silent == bytes(len(same))
+
+
+def test_a_top_k_of_minus_one_is_no_limit(server):
+    unlimited, one = (server.post(**PCM, top_k=k).content for k in (0, 1))
+    assert server.post(**PCM, top_k=-1).content == unlimited != one
 
 
 def test_documented_fields_that_change_nothing_are_named(server):
@@ -55,6 +73,8 @@ def test_documented_fields_that_change_nothing_are_named(server):
     [
         ({"voice": "ada", "speaker": "max"}, "speaker", "two names of one field"),
         ({"max_new_tokens": "many"}, "max_frames", "must be an integer"),
+        ({"max_tokens": 4, "max_new_tokens": 5}, "max_new_tokens", "two names of one field"),
+        ({"top_k": -2}, "top_k", "top_k"),
         ({"initial_codec_chunk_frames": -1}, "initial_codec_chunk_frames", "from 0 to 1000"),
         ({"task_type": "Base"}, "task_type", "set task_type to 'CustomVoice'"),
         ({"sample_rate": 11}, "sample_rate", "must be one of 8000"),
@@ -174,6 +194,8 @@ def test_brackets_are_text_without_speakers_and_in_prose(server):
 
 def test_voices_and_models_are_listed_as_user_interfaces_ask_for_them(server):
     voices = get(f"{server.url}/v1/audio/voices").json()
+    for path in ("/audio/voices", "/audio/models"):
+        assert get(server.url + path).json() == get(f"{server.url}/v1{path}").json()
     names = [voice["id"] for voice in voices["voices"]]
     assert names[:2] == ["ada", "max"] and {"alloy", "shimmer"} <= set(names) and voices["uploaded_voices"] == []
     assert all(voice["name"] == voice["id"] for voice in voices["voices"])

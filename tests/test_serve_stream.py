@@ -97,6 +97,28 @@ def test_an_empty_flush_is_answered_at_once(client):
         assert client.take() == {"type": "session.done", "utterance_index": turn, "total_sentences": 0}
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"response_format": "pcm"},
+        {"response_format": "wav", "stream_audio": False},
+        {"timestamp_type": "word"},
+        {"word_timestamps": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("pieces", [("...",), ("\U0001f44d",), ("*", " *"), ("[pause]",)], ids=ascii)
+def test_text_without_words_is_a_moment_of_silence(client, pieces, how):
+    client.configure(**how)
+    client.speak(*pieces)
+    start, done = client.until("audio.start"), client.until("audio.done")
+    assert start["seed"] == 5 and done["error"] is False and done["finish_reason"] == "eos"
+    chunks = [base64.b64decode(told["audio_b64"]) for told in client.told if told["type"] == "audio.chunk"]
+    sound = b"".join(chunks) or client.pcm
+    assert sound[44 * (start["format"] == "wav") :] == bytes(2 * 2400) and done["total_bytes"] == len(sound)
+    assert client.take() == {"type": "session.done", "utterance_index": 0, "total_sentences": 1}
+
+
 def test_words_come_with_their_times(client):
     client.configure(timestamp_type="word", timestamp_transport_strategy="sync")
     aligned = client.hear(TEXT)["timestamp_info"]["word_alignment"]
@@ -138,8 +160,9 @@ def test_settings_stay_until_others_come(server, client):
     assert client.pcm == said(server, "Hello there.", seed=6, speaker="max")
 
 
-def test_chunks_and_length_can_be_set(client):
-    client.configure(initial_codec_chunk_frames=3, max_new_tokens=5)
+@pytest.mark.parametrize("length", ["max_new_tokens", "max_tokens"])
+def test_chunks_and_length_can_be_set(client, length):
+    client.configure(initial_codec_chunk_frames=3, top_k=-1, **{length: 5})
     client.speak(TEXT)
     client.until("audio.start")
     client.take()
@@ -323,8 +346,9 @@ def test_nothing_that_a_client_sends_is_an_error_of_ours(server, speaking_and_se
 # ---------------------------------------------------------------- as vLLM-Omni's own client asks
 
 
-def test_chunks_carry_audio_and_the_words_whose_times_are_known(client, server):
-    client.configure(word_timestamps=True)
+@pytest.mark.parametrize("left_out", [(), ("response_format", "stream_audio")])
+def test_chunks_carry_audio_and_the_words_whose_times_are_known(client, server, left_out):
+    client.configure(word_timestamps=True, **dict.fromkeys(left_out))
     client.speak(TEXT)
     done = client.until("audio.done")
     chunks = [told for told in client.told if told["type"] == "audio.chunk"]

@@ -88,7 +88,7 @@ def test_speech_that_is_cut_ends_its_events_with_an_error(tiny, caplog):
         answer = server.post(input="Hello.", voice=None, stream_format="sse", response_format="pcm")
         *deltas, last = events_of(answer.text.splitlines())
     assert answer.status_code == 200 and deltas and last["type"] == "error"
-    assert "speech was cut after" in last["error"]["message"] and last["error"]["param"] == "input"
+    assert "speech was cut after" in last["error"]["message"] and last["error"]["retryable"] is True
     assert "Traceback" not in caplog.text
 
 
@@ -247,8 +247,29 @@ def test_the_last_attempt_that_ends_badly_is_told(server, monkeypatch):
     seeds = bad_ends(monkeypatch, server.service.engine, ["length"] * 3)
     refused = server.post(voice="ada", seed=5, response_format="flac", retries=2)
     error = refused.json()["error"]
-    assert refused.status_code == 400 and "speech was cut" in error["message"] and error["param"] == "input"
+    assert refused.status_code == 500 and "the model did not find its end" in error["message"]
+    assert (error["code"], error["retryable"], refused.headers["retry-after"]) == ("failed", True, "1")
     assert seeds == [5, 6, 7]
+
+
+def test_a_whole_answer_is_said_again_unless_its_seeds_are_fixed(server, monkeypatch):
+    engine = server.service.engine
+    with monkeypatch.context() as patch:
+        seeds = bad_ends(patch, engine, ["length", "length", "eos"])
+        made = server.post(voice="ada", response_format="wav", stream=False)
+    assert made.headers["x-attempts"] == "3" and seeds == [int(made.headers["x-seed"]) + n for n in range(3)]
+    with monkeypatch.context() as patch:
+        bad_ends(patch, engine, ["length", "eos"])
+        (entry,) = entries(server.post(BATCH, inputs=[TEXT], voice="ada", response_format="pcm"))
+    assert entry["attempts"] == 2 and entry["object"] == "speech"
+    for fixed in ({"seed": 5}, {"retries": 0}):
+        with monkeypatch.context() as patch:
+            seeds = bad_ends(patch, engine, ["length"])
+            refused = server.post(voice="ada", response_format="flac", **fixed)
+        assert refused.status_code == 500 and len(seeds) == 1
+    capped = server.post(voice="ada", response_format="flac", max_frames=4)
+    assert capped.status_code == 200 and "x-attempts" not in capped.headers
+    assert "x-attempts" not in server.post(voice="ada", response_format="flac").headers
 
 
 @pytest.mark.parametrize("how", [{"response_format": "wav"}, {"response_format": "flac", "stream_format": "sse"}, {}])

@@ -481,7 +481,8 @@ def test_a_sentence_that_does_not_fit_its_slot_is_told(tiny):
     with running(lambda: TTSEngine.load(folder, device="cpu", max_streams=1, max_positions=48)) as server:
         for events in ([Synthesize("Hello.")], [SynthesizeStart(), SynthesizeChunk("Hello."), SynthesizeStop()]):
             heard = ask(server, *events)
-            assert heard.types == ["audio-start", "audio-chunk", "error"] and "--max-positions" in heard.error.text
+            assert heard.types == ["audio-start", "audio-chunk", "error"] and heard.error.code == "failed"
+            assert "--max-positions" in heard.error.text
         server.at_rest()
 
 

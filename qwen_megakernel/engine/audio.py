@@ -116,10 +116,11 @@ class Audio:
         """What to tell the listener of speech that ended by "length" although its caller set no limit. `most_frames`:
         that the checkpoint allows (`ModelConfig.max_frames`)."""
         if self.frames >= most_frames:
-            limit = f"at the {most_frames} frames that the checkpoint allows (max_new_tokens): shorten the text"
+            limit, remedy = f"at the {most_frames} frames that the checkpoint allows (max_new_tokens)", ""
         else:
-            limit = "because its slot is full: shorten the text, or raise max_positions"
-        return f"speech was cut after {self.duration_s:.1f} s, {limit}"
+            limit, remedy = "because its slot is full", ", or raise max_positions"
+        words = "the model did not find its end. Try again with another seed, or shorten the text"
+        return f"speech was cut after {self.duration_s:.1f} s, {limit}: {words}{remedy}"
 
 
 def joined(parts: Sequence[Audio]) -> Audio:

@@ -34,6 +34,7 @@ from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.turn_text import TurnText
 from spoken_text.cutting import split_to_fit
 from spoken_text.languages import find_language, spellings_of
+from spoken_text.stage import has_words
 
 FRAMES_A_TOKEN = 5
 """Frames of speech per token for which `PromptBuilder.pieces` leaves room. The demo voice takes 2 to 4 in any language
@@ -153,9 +154,9 @@ class PromptBuilder:
             raise TextError(f"text must be a string, got {type(text).__name__}")
         most = self.room(conditioning, non_streaming_mode=non_streaming_mode, max_positions=max_positions)
         pieces = split_to_fit(text, lambda piece: len(self.tokens(piece).text), most, self.tokenizer.most_tokens)
-        if not pieces:
-            raise NoWordsError("text must not be blank")
-        return pieces
+        if not (spoken := [piece for piece in pieces if has_words(piece)]):
+            raise NoWordsError("the text is blank or has no letter or digit: there is nothing to speak")
+        return spoken
 
     def room(self, conditioning: Conditioning, *, non_streaming_mode: bool, max_positions: int) -> int:
         """Tokens of text that fit a slot with room for their speech: `FRAMES_A_TOKEN` frames for every token. Raises

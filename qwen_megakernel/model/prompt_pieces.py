@@ -10,6 +10,7 @@ from qwen_megakernel.errors import NoWordsError, TextTooLongError
 from qwen_megakernel.model.conditioning import UNCONDITIONED, Conditioning
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder, no_room
 from qwen_megakernel.model.text import PieceEncoder
+from spoken_text.stage import has_words
 
 
 class PromptPieces:
@@ -50,7 +51,7 @@ class PromptPieces:
         start = time.perf_counter()
         ids = self._text.push(piece)
         self.tokenise_s += time.perf_counter() - start
-        self._blank = self._blank and self._builder.tokenizer.is_blank(piece)
+        self._blank = self._blank and (not has_words(piece) or self._builder.tokenizer.is_blank(piece))
         return self._advance(ids)
 
     def flush(self) -> Tensor:
@@ -58,11 +59,11 @@ class PromptPieces:
         return self._advance(self._text.flush())
 
     def end(self) -> Tensor:
-        """The text is complete. Returns rows as `push` does; the last one closes the text. Raises NoWordsError: it was
-        blank. TextTooLongError: it does not fit a slot."""
+        """The text is complete. Returns rows as `push` does; the last one closes the text. Raises NoWordsError: no
+        letter or digit has come. TextTooLongError: it does not fit a slot."""
         ids = self._text.flush()
         if self._blank or len(self._ids) + len(ids) < 4:
-            raise NoWordsError("text must not be blank")
+            raise NoWordsError("the text is blank or has no letter or digit: there is nothing to speak")
         self.ended = True
         return self._advance(ids)
 

@@ -20,7 +20,7 @@ from pipecat.frames.frames import ErrorFrame, Frame, TTSAudioRawFrame, TTSStoppe
 from pipecat.metrics.metrics import MetricsData
 from pipecat.services.tts_service import TTSService
 
-from qwen_megakernel.errors import NoWordsError, TextEndedError, TextTooLongError, TTSError
+from qwen_megakernel.errors import NoWordsError, SpeechCutError, TextEndedError, TTSError
 from qwen_megakernel.model.edges import Edges
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.speech.events import Ended, Session, Sound, Words
@@ -177,7 +177,7 @@ class AudioContext:
                 if tail := self._tail():
                     yield tail
                 if event.cut:  # the rest of the text was not spoken
-                    yield self._error(TextTooLongError(event.cut))
+                    yield self._error(SpeechCutError(event.cut))
                 await self._host.tell(event)
 
     # ------------------------------------------------------------ a sentence

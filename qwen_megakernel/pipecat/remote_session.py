@@ -98,7 +98,10 @@ class RemoteSession:
                 seconds = item["seconds"]
                 why: str | None = None
                 if item["finish_reason"] == "length" and not self.capped:
-                    why = f"speech was cut after {seconds:.1f} s, at its slot's or checkpoint's limit: shorten the text"
+                    why = (
+                        f"speech was cut after {seconds:.1f} s, at its slot's or checkpoint's limit: the model did not "
+                    )
+                    why += "find its end. Try again with another seed, or shorten the text"
                 yield Ended(item["finish_reason"], seconds, item.get("compute_seconds", 0.0), item["seed"], cut=why)
                 return
 

@@ -22,7 +22,7 @@ from pipecat.utils.text.base_text_filter import BaseTextFilter
 from pipecat.utils.tracing.service_decorators import traced_tts
 from pipecat.utils.types import NOT_GIVEN, is_given
 
-from qwen_megakernel.errors import EngineBusy, LanguageError, RequestError, SpeakerError, VoiceError
+from qwen_megakernel.errors import EngineBusy, LanguageError, RequestError, SpeakerError, SpeechCutError, VoiceError
 from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat.settings import SpeechSettings
 from qwen_megakernel.pipecat.turns import BARE, TurnService
@@ -200,7 +200,8 @@ class SpeechService(TurnService):
             if latest := next(mine, None):
                 latest.complete = True
         category = self._classify_error(error)
-        if isinstance(error, RequestError) and not isinstance(error, (SpeakerError, LanguageError, VoiceError)):
+        of_text = isinstance(error, RequestError) and not isinstance(error, (SpeakerError, LanguageError, VoiceError))
+        if of_text or isinstance(error, SpeechCutError):
             category = ErrorCategory.APPLICATION  # only this text failed; the next may be spoken
         return ErrorFrame(error=f"{type(error).__name__}: {error}", exception=error, category=category)
 

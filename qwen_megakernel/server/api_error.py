@@ -16,6 +16,7 @@ from qwen_megakernel.errors import (
     OutOfMemoryError,
     RequestError,
     SpeakerError,
+    SpeechCutError,
     SpeedError,
     TextError,
     TTSError,
@@ -73,6 +74,8 @@ class ApiError:
             return cls(503, code, "this server cannot speak now; try again later, or another server", True)
         if isinstance(error, (KernelFault, OutOfMemoryError)):
             return cls(503, "failed", f"{type(error).__name__}: {error}", True)
+        if isinstance(error, SpeechCutError):
+            return cls(500, "failed", str(error), True)
         if isinstance(error, TTSError):
             return cls(500, "failed", f"{type(error).__name__}: {error}")
         return cls(500, "failed", "the server failed; its log says why")

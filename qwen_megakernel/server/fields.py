@@ -53,6 +53,10 @@ def _normalize(value: Any, name: str) -> Any:
     return "auto" if value else "off"
 
 
+def _limit(value: Any, _name: str) -> Any:
+    return 0 if value == -1 else value
+
+
 def first_chunk(first: Any, name: str) -> tuple[int, ...] | None:
     """Frames per chunk, for a client that names the first size. 0 stands for the default."""
     if isinstance(first, bool) or not isinstance(first, int) or not 0 <= first <= _MAX_FIRST:
@@ -85,7 +89,9 @@ FIELDS: dict[str, Field] = {
     "model": Field((OPENAI, OMNI, KOKORO), "a name of /v1/models; without it: the served model"),
     "input": Field((OPENAI, OMNI, KOKORO), "the text"),
     "items": Field((OMNI,), "of a batch: the same as inputs, and the answer has vLLM-Omni's form", same="inputs"),
-    "response_format": Field((OPENAI, OMNI, KOKORO), "the audio's format; without it: mp3, on the socket wav"),
+    "response_format": Field(
+        (OPENAI, OMNI, KOKORO), "the audio's format; without it: mp3, on the socket wav (for word_timestamps pcm)"
+    ),
     "stream_format": Field((OPENAI, OMNI), "audio, or sse for events"),
     "stream": Field(
         (OMNI, KOKORO), "false: one answer with its length; true, with the header Accept: text/event-stream: events"
@@ -108,11 +114,14 @@ FIELDS: dict[str, Field] = {
     "speaker": Field((OMNI,), "the same as voice", same="voice"),
     "instruct": Field(("mlx-audio",), "the same as instructions", same="instruct"),
     "max_new_tokens": Field((OMNI,), "the same as max_frames", same="max_frames"),
+    "max_tokens": Field((OMNI,), "the same as max_frames", same="max_frames"),
+    "top_k": Field((OMNI,), "-1 is no limit, as 0", change=_limit),
     "initial_codec_chunk_frames": Field((OMNI,), "frames of the first chunk", same="chunk_frames", change=first_chunk),
     "lang_code": Field((KOKORO,), "the same as language, also by Kokoro's letters", same="language", change=_language),
     "normalization_options": Field(
         (KOKORO,), "its normalize: true is the same as normalize: auto", same="normalize", change=_normalize
     ),
+    "volume_multiplier": Field((KOKORO,), "a factor on the samples, 0 to 10; what exceeds full scale is cut off"),
     "user": _ignored(OPENAI, "changes nothing"),
     "extra_params": _ignored(OMNI, "other models' parameters"),
     "ref_audio_2": _ignored(OMNI, "other models' parameters"),
@@ -121,7 +130,6 @@ FIELDS: dict[str, Field] = {
     "download_format": _ignored(KOKORO, "this server keeps no files"),
     "return_download_link": _ignored(KOKORO, "this server keeps no files"),
     "return_timing": _ignored(KOKORO, "ask for word_timestamps"),
-    "volume_multiplier": _ignored(KOKORO, "changes nothing"),
     "voice_aliases": _ignored(KOKORO, "the operator's --voice-alias"),
     "ssml": _ignored(KOKORO, "<break> always works, other tags never"),
 }  # fmt: skip
@@ -138,7 +146,7 @@ _SMALL = ("response_format", "stream_format", "normalize", "trim")  # known valu
 _KINDS: dict[str, type] = dict.fromkeys(
     ("stream", "stream_audio", "speakers", "x_vector_only_mode", "word_timestamps"), bool
 )
-_KINDS |= {"sample_rate": int}
+_KINDS |= {"sample_rate": int, "volume_multiplier": float}
 _BOOLEANS = {"true": True, "false": False}
 _MAX_NUMBER = 40  # characters of a number that is written as a string
 

@@ -297,6 +297,10 @@ class EngineService:
         who = self._voice(self.engine, asked.pop("voice", None))
         return self.engine.request(**cast(RequestOptions, asked | who))
 
+    def fixes_attempts(self, options: RequestOptions) -> bool:
+        """Does the client or the operator say with which seeds, or for how long, speech may be made?"""
+        return any(name in options or name in self.options.defaults for name in ("seed", "retries", "max_frames"))
+
     def idle(self, options: RequestOptions) -> list[str]:
         """Those of a client's options that change nothing beside the others and the server's."""
         return [name for name in idle({**self.options.defaults, **options}) if name in options]
@@ -314,6 +318,9 @@ class EngineService:
             return {"voice": voices[name]}
         if name in engine.speakers:
             return {"speaker": name}
+        if "+" in name:
+            words = "a mean of speakers is none that the model was trained with"
+            raise SpeakerError(f"voice must be one name, got {name[:80]!r}: {words}; known: {self.known_voices()}")
         if name != DEFAULT_VOICE:
             raise SpeakerError(f"unknown voice {str(asked)[:80]!r}; known: {self.known_voices()}")
         return {"voice": next(iter(voices.values()))} if engine.variant == "base" else {}

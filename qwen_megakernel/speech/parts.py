@@ -23,6 +23,7 @@ from spoken_text.cutting import check_unicode
 from spoken_text.front_end import Reading
 from spoken_text.pauses import Pause
 from spoken_text.spoken_text import SpokenText
+from spoken_text.stage import has_words
 
 CUT = ("length", "cancelled")
 """Finish reasons after which no further part is said: it would not join what was heard."""
@@ -39,7 +40,7 @@ class _Part:
 
     @property
     def has_text(self) -> bool:
-        return self.spoken is not None or bool(self.text.strip())
+        return self.spoken is not None or has_words(self.text)
 
 
 class Parts:

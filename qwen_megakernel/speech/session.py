@@ -293,7 +293,7 @@ class SpeechSession:
                     break
             await self._news.wait()
         if not self._said and not self._cancelled:
-            raise NoWordsError("text must not be blank")
+            raise NoWordsError("the text is blank or has no letter or digit: there is nothing to speak")
         self._said = self._said or [audio]
         return False
 

@@ -142,7 +142,7 @@ _LEVELS: tuple[_Ends, ...] = (
     *(_every(_CLAUSE), _every(_WORD), _every(_BUNSETSU), _unspaced, _characters),
 )
 """Where to cut, from the best place to the last resort."""
-_WITHIN_SENTENCE = _LEVELS[3:]
+_SENTENCES, _WITHIN_SENTENCE = _LEVELS[:3], _LEVELS[3:]
 
 
 def _cut(text: str, ends: _Ends) -> list[str]:
@@ -186,24 +186,35 @@ def bytes_of(text: str) -> int:
 def split_to_fit(
     text: str, count: Callable[[str], int], most: int, at_most: Callable[[str], int] = bytes_of
 ) -> list[str]:
-    """Cut text like `split_sentences`, but into pieces of at most `most` tokens.
+    """Cut text like `split_sentences`, but into pieces of at most `most` tokens. A sentence that is longer by itself is
+    cut like `split_evenly`, so that no word stands alone.
 
     A piece with more tokens is cut again, into pieces of as many characters as have `most` tokens on average. `count`
     gives the number of tokens of a text, and `at_most` quickly a number that `count` does not exceed. Raises
     TextTooLongError: a single character has more tokens. TextError: lone surrogates.
     """
     check_unicode(text)
+
+    def fits(piece: str) -> bool:
+        return at_most(piece) <= most or count(piece) <= most
+
     pieces: list[str] = []
     left = [whole] if (whole := text.strip()) else []
     while left:
         piece = left.pop()
-        if at_most(piece) <= most or (tokens := count(piece)) <= most:
+        if fits(piece):
             pieces.append(piece)
             continue
-        parts = split_sentences(piece, max(1, len(piece) * most // tokens))
+        tokens = count(piece)
+        limit = len(piece) * most // tokens
+        parts = _pieces(piece, limit, _SENTENCES)
+        for most_chars in (limit, limit * 9 // 10) if len(parts) == 1 else ():  # some characters take more tokens
+            parts = _split_evenly(piece, max(1, most_chars), _WITHIN_SENTENCE, [piece])
+            if all(map(fits, parts)):
+                break
         if len(parts) == 1:
             raise TextTooLongError(f"{piece!r} has {tokens} tokens, but a piece of the text may have at most {most}")
-        left += reversed(parts)
+        left += [part.strip() for part in reversed(parts) if part.strip()]
     return pieces
 
 

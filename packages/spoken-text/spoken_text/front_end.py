@@ -43,7 +43,7 @@ class TextFrontEnd:
                 are an error.
             lexicon: applied last, to the normalizer's result.
             lenient: the text is a language model's. What would be an error in it is left out: a tag with a warning,
-                half a character, text without letter or digit.
+                half a character.
             languages: names of those that a text may be in, such as `TTSEngine.languages`. None: all of the
                 normalizer's.
 
@@ -112,10 +112,13 @@ class TextFrontEnd:
             return False
         if self._normalize == "auto":
             return is_plain(text)
-        return MARKS.isdisjoint(text) and not (self._lenient and (has_half_characters(text) or not has_words(text)))
+        if self._lenient:
+            return MARKS.isdisjoint(text) and has_words(text) and not has_half_characters(text)
+        return MARKS.isdisjoint(text) and (has_words(text) or has_half_characters(text))  # halves are refused later
 
     def whole(self, text: str) -> list[Part]:
-        """Process a whole text. The result is non-empty texts and pauses in order; no two texts are adjacent.
+        """Process a whole text. The result is texts and pauses in order; no two texts are adjacent. Each text has a
+        letter or a digit.
 
         Raises:
             TextError: a pause or another tag is refused (`PauseStream`).
@@ -215,8 +218,7 @@ class TextFrontEndStream:
         into words."""
         self._pauses = PauseStream(refuse_other_tags=not normalizes, lenient=lenient)
         self._lenient = lenient
-        self._seeks = lenient and not normalizes  # a sentence begins with a word: the normalizer sees to that itself
-        self._sought, self._silent = self._seeks, ""  # no word has come yet; what has come instead
+        self._seeks, self._silent = True, ""  # no word has come yet; what has come instead
         self._lexicon = lexicon
         self._finder = finder
         self._waits = finder is not None  # for the language
@@ -232,7 +234,7 @@ class TextFrontEndStream:
             log.warning("left out half a character")
             piece = piece.encode("utf-8", "ignore").decode()
         parts = self._respell(self._speak(self._known(self._pauses.push(piece))))
-        return list(self._with_words(parts) if self._seeks else parts)
+        return list(self._with_words(parts))
 
     def finish(self) -> list[Part]:
         """End the text, and return what was held back. Raises TextError: the text ends within a tag."""
@@ -304,22 +306,21 @@ class TextFrontEndStream:
         parts = list(self._speak(parts))
         if self._normalizer:
             parts += _at_marks(end(self._normalizer))
-        given = [*self._respell(parts), *self._last_word()]
-        given = list(self._with_words(given)) if self._seeks else given
-        self._sought, self._silent = self._seeks, ""
+        given = list(self._with_words([*self._respell(parts), *self._last_word()]))
+        self._seeks, self._silent = True, ""
         return given
 
     def _with_words(self, parts: Iterable[Part]) -> Iterator[Part]:
-        """Hold back a beginning without letter or digit until one comes."""
+        """Hold back a beginning without letter or digit until one comes: without them there is nothing to speak."""
         for part in parts:
             if isinstance(part, Pause):
-                self._sought, self._silent = True, ""
-            elif self._sought:
+                self._seeks, self._silent = True, ""
+            elif self._seeks:
                 part, self._silent = self._silent + part, ""
                 if not has_words(part):
                     self._silent = part
                     continue
-                self._sought = False
+                self._seeks = False
             yield part
 
     def _speak(self, parts: Iterable[Part]) -> Iterator[Part]:

@@ -51,7 +51,7 @@ class Stage(ABC):
 
 
 def has_words(text: str) -> bool:
-    """Is there a letter or a digit?"""
+    """Is there a letter or a digit, of any script? A text without them has nothing to speak."""
     return any(map(str.isalnum, text))
 
 

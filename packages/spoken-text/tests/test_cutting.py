@@ -7,7 +7,7 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spoken_text.cutting import ends_with_mark, sentences_of, split_evenly, split_sentences
+from spoken_text.cutting import ends_with_mark, sentences_of, split_evenly, split_sentences, split_to_fit
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
 CUTS = [
@@ -123,6 +123,17 @@ def test_tiny_parts_are_joined_evenly_too(seed):
     text = "".join(rng.choice(["Hm. ", "好。", "No? ", "Ja! "]) for _ in range(3000))
     lengths = [len(piece.strip()) for piece in split_evenly(text, 300)]
     assert max(lengths) <= 300 and min(lengths) > 250
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("behind", ["", " Yes, it is so."])
+def test_a_sentence_without_marks_is_cut_into_even_parts(seed, behind):
+    """Short words have more tokens for their letters than long ones."""
+    rng = random.Random(seed)
+    text = " ".join(rng.choices("the quick brown foxes are jumping over a lazy dog".split(), k=rng.randint(70, 300)))
+    pieces = split_to_fit(f"{text}.{behind}", lambda piece: len(piece.split()) + len(piece) // 4, 100)
+    lengths = [len(piece) for piece in pieces if piece != behind.strip()]
+    assert min(lengths) > 0.8 * max(lengths) and " ".join(pieces) == f"{text}.{behind}"
 
 
 @pytest.mark.parametrize(

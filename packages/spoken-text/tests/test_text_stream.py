@@ -14,13 +14,14 @@ from test_text_rules import normalized
 
 from spoken_text import lexicon as lexicon_module
 from spoken_text.choices import LONGEST_PAUSE_S
-from spoken_text.errors import RequestError, TextError
+from spoken_text.errors import NoWordsError, RequestError, TextError
 from spoken_text.front_end import Reading, TextFrontEnd, has_half_characters
 from spoken_text.lexicon import Lexicon
 from spoken_text.normalize import NormalizerStream, is_plain
 from spoken_text.pauses import Pause
 from spoken_text.sentence import ends_sentence
 from spoken_text.spoken import LANGUAGES
+from spoken_text.spoken_text import spoken_texts
 from spoken_text.stage import LONGEST_HELD, is_cjk
 
 FRAGMENTS = [
@@ -311,7 +312,7 @@ def test_a_lexicon_is_bounded(tmp_path, monkeypatch):
         ("<speak>a</speak>b", ["ab"]),
         ("[pause 0.0005s]", [Pause(0.0)]),
         ("a < b, <b>c</b> [d] [paused] [pause", ["a < b, <b>c</b> [d] [paused] [pause"]),
-        ("<breakfast> <speaker> [[pause 1s]]", ["<breakfast> <speaker> [", Pause(1.0), "]"]),
+        ("<breakfast> <speaker> [[pause 1s]]", ["<breakfast> <speaker> [", Pause(1.0)]),
         (r"\[pause 1s] \<break/> \n \\x \[a]", [r"[pause 1s] <break/> \n \\x \[a]"]),
     ],
 )
@@ -478,6 +479,18 @@ def test_what_a_language_model_writes_is_no_error(text, spoken):
 @pytest.mark.parametrize("normalize", ["off", "auto"])
 def test_text_without_words_is_nothing(text, normalize):
     assert not [part for part in read([text], normalize=normalize)[0] if isinstance(part, str) and part.strip()]
+    if text not in ("[pause]", "<emphasis/>"):
+        with pytest.raises(NoWordsError):
+            spoken_texts(TextFrontEnd("english", normalize), text)
+
+
+@pytest.mark.parametrize(
+    "text", ["5", "100 %", "€5", "½", "٣", "π", "*5*", "... Hi", "Hi ... [pause 1s] ... [pause 1s] Hi"]
+)
+@pytest.mark.parametrize("normalize", ["off", "auto"])
+def test_a_letter_or_a_digit_is_something_to_speak(text, normalize):
+    said = spoken_texts(TextFrontEnd("english", normalize), text)
+    assert [any(map(str.isalnum, part.text)) for part in said] == [True] * (1 + ("pause" in text))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen_megakernel.errors import NoWordsError, RequestError, TextTooLongError
+from qwen_megakernel.errors import NoWordsError, RequestError, SpeechCutError, TextTooLongError
 from qwen_megakernel.server.api_error import ApiError, Refused
 from qwen_megakernel.server.omni.config import SessionConfig
 from qwen_megakernel.server.omni.session import Session
@@ -23,6 +23,8 @@ from qwen_megakernel.speech.events import Ended, Sound, Words
 
 PATH = "/v1/audio/speech/stream"
 _REMEDY = "send input.done, or text sooner"
+_SILENT_S = 0.1
+"""Seconds of silence for a text without words. LiveKit's client takes an answer without sound for a failure."""
 _GLANCES = 3
 """Turns of the event loop, some 20 us each, in which the end of a text may still come before its speech begins."""
 
@@ -56,9 +58,8 @@ class Stream(Session):
             while speaks and await text.begins():
                 if not self.config.whole:
                     await text.glance()
-                part = _Part(self, self.config, text, sentences)
-                speaks = await part.speak()
-                sentences += not part.wordless
+                speaks = await _Part(self, self.config, text, sentences).speak()
+                sentences += 1
         except Exception as error:
             self.put_error(error, utterance_index=self.utterance)
         self.busy = False  # after an error, a silent client is disconnected
@@ -167,11 +168,7 @@ class _Text:
 
 
 class _Part:
-    """Speech from one audio.start to its audio.done: an utterance, or the part of it that fits a slot.
-
-    Attributes:
-        wordless: its text had nothing to speak.
-    """
+    """Speech from one audio.start to its audio.done: an utterance, or the part of it that fits a slot."""
 
     def __init__(self, session: Session, config: SessionConfig, text: _Text, sentence: int):
         self._session = session
@@ -187,7 +184,6 @@ class _Part:
         rate = session.service.engine.sample_rate
         self._encoder = StreamEncoder(config.name, rate, config.rate, whole=not config.streams)
         self._begun = False
-        self.wordless = False
         self._bytes = 0
 
     async def speak(self) -> bool:
@@ -206,8 +202,6 @@ class _Part:
         except TimeoutError:
             words = f"the utterance took more than {limit:g} s: send input.done sooner"
             self._session.put_error(Refused(ApiError(408, "failed", words)), utterance_index=self._session.utterance)
-        except NoWordsError:  # nothing is sent of it
-            self.wordless = True
         except Exception as error:
             self._session.put_error(error, utterance_index=self._session.utterance)
         if self._begun:
@@ -230,23 +224,29 @@ class _Part:
             self._said = opening = self._text.take()
         how = {"words": bool(config.words), "words_at_end": config.words != "chunk"}
         ended: Ended | None = None
-        async with service.speak(whole, request, opening, ended=complete, **how) as session:
-            if not (config.whole or complete):
-                session.feed(self._texts(), service.limits.text_s, _REMEDY)
-            async for event in session.events():
-                if isinstance(event, Sound):
-                    self._begin(request.seed)
-                    self._put_audio(await self._encode(event.samples))
-                elif isinstance(event, Words):
-                    self._words += self._ends.add(event.words)
-                elif isinstance(event, Ended):
-                    ended = event
-                    self._begin(event.seed)
+        try:
+            async with service.speak(whole, request, opening, ended=complete, **how) as session:
+                if not (config.whole or complete):
+                    session.feed(self._texts(), service.limits.text_s, _REMEDY)
+                async for event in session.events():
+                    if isinstance(event, Sound):
+                        self._begin(request.seed)
+                        self._put_audio(await self._encode(event.samples))
+                    elif isinstance(event, Words):
+                        self._words += self._ends.add(event.words)
+                    elif isinstance(event, Ended):
+                        ended = event
+                        self._begin(event.seed)
+        except NoWordsError:
+            self._begin(request.seed)
+            silence = np.zeros(round(_SILENT_S * service.engine.sample_rate), np.float32)
+            self._put_audio(await self._encode(silence))
+            ended = Ended("eos", _SILENT_S, 0.0, request.seed)
         assert ended
         self._words += self._ends.finish(ended.seconds)
         self._put_audio(await self._encode(None))
         if ended.cut:
-            raise TextTooLongError(ended.cut)
+            raise SpeechCutError(ended.cut)
         return ended
 
     async def _texts(self) -> AsyncGenerator[str, None]:

@@ -120,10 +120,11 @@ async def read_config(message: dict[str, Any], service: EngineService) -> Sessio
         words = f"this server's model is {service.model!r}, got {model[:80]!r}: leave model out"
         raise RequestError(words, field="model")
     service.check_task(given.get("task_type"))
-    name, rate = _format(given)
+    timed = _FLAG.checked(given.get("word_timestamps"), "word_timestamps")
+    name, rate = _format({"response_format": "pcm" if timed else "wav"} | given)
     streams = _FLAG.checked(given.get("stream_audio", name == "pcm"), "stream_audio")
     words = given.get("timestamp_transport_strategy", "sync") if "timestamp_type" in given else ""
-    words = "chunk" if _FLAG.checked(given.get("word_timestamps"), "word_timestamps") else words
+    words = "chunk" if timed else words
     if name != "pcm" and (streams or words == "chunk"):
         field = "stream_audio" if streams else "word_timestamps"
         raise RequestError(f"{field} needs response_format 'pcm', got {name!r}", field="response_format")
@@ -137,7 +138,7 @@ async def read_config(message: dict[str, Any], service: EngineService) -> Sessio
 
 def _format(given: dict[str, Any]) -> tuple[str, int | None]:
     """The audio's format and its sample rate."""
-    name, rate = given.get("response_format", "wav"), given.get("sample_rate")
+    name, rate = given["response_format"], given.get("sample_rate")
     if name not in MEDIA:
         words = f"response_format must be one of {', '.join(MEDIA)}, got {reprlib.repr(name)}"
         raise RequestError(words, field="response_format")

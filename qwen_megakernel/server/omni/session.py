@@ -95,7 +95,7 @@ class Session(SocketLine):
         """
         told = error.error if isinstance(error, CloseSocket) and error.error else ApiError.of(error)
         told = replace(told, field=names.get(told.field, told.field)) if names and told.field else told
-        if told.status == 500:
+        if told.status == 500 and not told.retryable:
             log.error("a message could not be answered", exc_info=error)
         self.put(error_message(told, **more))
 

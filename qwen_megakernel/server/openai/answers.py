@@ -12,7 +12,7 @@ import numpy as np
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive
 
-from qwen_megakernel.errors import TextTooLongError, TTSError
+from qwen_megakernel.errors import SpeechCutError, TextTooLongError, TTSError
 from qwen_megakernel.server.api_error import ApiError, Refused
 from qwen_megakernel.server.openai.bodies import BATCH, SPEECH, error_of
 from qwen_megakernel.server.openai.turns import turns_of
@@ -27,6 +27,7 @@ from spoken_text.finder import Conversation
 
 log = logging.getLogger(__name__)
 
+_RETRIES = 2  # of a whole answer, if the client is silent about it
 _PIECE = 64 << 10  # bytes of a whole file that are sent at once: each waits until the client takes it
 _BASE64_PIECE = 3 << 16  # bytes; takes 0.2 ms to encode; a multiple of 3, so that the pieces join
 
@@ -50,6 +51,8 @@ class Speech:
         *,
         speakers: bool = False,
         times: bool = False,
+        volume: float | None = None,
+        whole: bool = False,
         patient: bool = False,
     ):
         """
@@ -58,6 +61,8 @@ class Speech:
             options: of the client, checked.
             speakers: names in brackets change the speaker (`turns_of`).
             times: tell when each word is spoken.
+            volume: a factor on the samples; None: 1.
+            whole: nobody hears it before all of it is made. Unless `fixes_attempts`, what ends badly is said again.
             patient: wait for a slot, however long it takes.
 
         Raises:
@@ -65,6 +70,7 @@ class Speech:
         """
         self._service = service
         self._patient = patient
+        self._volume = volume
         self._encoder = encoder
         self._first: np.ndarray | None = None
         self._frames = 0
@@ -76,6 +82,8 @@ class Speech:
         if options.get("instruct") and not service.takes_instructions:
             self.ignored = ["instructions"]
             options = options | {"instruct": None}
+        if whole and not service.fixes_attempts(options):
+            options = options | {"retries": _RETRIES}
         conversation = Conversation()
         self.ignored += service.idle(options)
         first = service.request(options).in_conversation(conversation)
@@ -106,7 +114,8 @@ class Speech:
             async with self._service.speak(text, request, words=words, patient=self._patient) as session:
                 async for event in session.events():
                     if isinstance(event, Sound):
-                        yield event.samples
+                        loud = self._volume is not None
+                        yield np.clip(self._volume * event.samples, -1, 1) if loud else event.samples
                     elif isinstance(event, Words) and self._ends:
                         self.words += self._ends.add(event.words, self._seconds)
                     elif isinstance(event, Ended):
@@ -117,7 +126,7 @@ class Speech:
             self.words += self._ends.finish(self._seconds) if self._ends else []
             self.attempts = max(self.attempts, ended.attempts)
             if ended.cut:
-                raise TextTooLongError(ended.cut)
+                raise SpeechCutError(ended.cut)
 
     async def encoded(self) -> AsyncGenerator[bytes, None]:
         """Yield the encoded bytes as they are made.
@@ -238,8 +247,8 @@ def whole_file(content: bytes, headers: dict[str, str], media_type: str) -> Stre
 # ---------------------------------------------------------------- a batch
 
 
-Item = tuple[str, RequestOptions, bool]
-"""A text, the client's options for it, and whether names in it change the speaker."""
+Item = tuple[str, RequestOptions, dict[str, Any]]
+"""A text, the client's options for it, and `speakers` and `volume` as `Speech` takes them."""
 
 
 async def batch_json(
@@ -262,18 +271,18 @@ async def batch_json(
 
     async def say(index: int, item: Item) -> tuple[dict[str, Any], bytes | None]:
         """The entry for one input, and its audio; None if it failed."""
-        text, options, speakers = item
+        text, options, how = item
         async with slots:
             try:
                 service.check_ready()
                 if (size := len(text)) > (most := service.limits.max_text):
                     raise TextTooLongError(f"input has {size} characters, at most {most} are allowed")
                 encoder = StreamEncoder(name, service.engine.sample_rate, rate, whole=True)
-                speech = Speech(service, encoder, text, options, speakers=speakers, patient=True)
+                speech = Speech(service, encoder, text, options, **how, whole=True, patient=True)
                 audio = await speech.whole()
                 told = {"index": index, "object": "speech", "format": name, "seed": speech.seed}
                 told |= {"ignored": speech.ignored} if speech.ignored else {}
-                told |= {"attempts": speech.attempts} if options.get("retries") else {}
+                told |= {"attempts": speech.attempts} if options.get("retries") or speech.attempts > 1 else {}
                 return told | {"usage": await speech.usage()}, audio
             except TTSError as error:
                 return {"index": index, "object": "error", "error": error_of(error, BATCH).body}, None

@@ -91,8 +91,9 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
             words = "retries needs an answer that is not streamed, because nobody must hear the first try"
             raise RequestError(f"{words}: send stream: false, or a batch", field="retries")
         options = await service.cloned(body.options(), body.clone())
-        speakers, times = body.speakers is True, body.word_timestamps is True
-        made = Speech(service, encoder, body.input, options, speakers=speakers, times=times)
+        how = {"speakers": body.speakers is True, "volume": body.volume_multiplier}
+        how |= {"times": body.word_timestamps is True, "whole": not streams}
+        made = Speech(service, encoder, body.input, options, **how)
         headers = {"X-Seed": str(made.seed)}
         ignored = [
             *body.ignored,
@@ -109,7 +110,7 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
             return Streamed(made.events(), made, media_type="text/event-stream", headers=headers)
         if streams:
             return Streamed(made.encoded(), made, media_type=MEDIA[name], headers=headers)
-        if body.retries:
+        if body.retries or made.attempts > 1:
             headers["X-Attempts"] = str(made.attempts)
         if body.word_timestamps:
             headers |= _words_header(made)
@@ -134,7 +135,8 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
             service.check_task(item.task_type)
             own = await service.cloned(item.options(), item.clone())
             speakers = body.speakers if item.speakers is None else item.speakers
-            items.append((item.input, shared | own, speakers is True))
+            volume = body.volume_multiplier if item.volume_multiplier is None else item.volume_multiplier
+            items.append((item.input, shared | own, {"speakers": speakers is True, "volume": volume}))
         ignored = dict.fromkeys([*body.ignored, *(name for item in body.inputs for name in item.ignored)])
         headers = {"X-Ignored": ", ".join(ignored)} if ignored else {}
         parts = batch_json(service, name, body.sample_rate, items, omni=body.has_items)

@@ -37,7 +37,7 @@ SPEECH, BATCH, VOICES = "/v1/audio/speech", "/v1/audio/speech/batch", "/v1/voice
 """Paths that take a body; /v1/voices/{name} takes one too."""
 MODELS = "/v1/models"
 AUDIO_VOICES, AUDIO_MODELS = "/v1/audio/voices", "/v1/audio/models"
-"""Where Open WebUI, Kokoro-FastAPI's and vLLM-Omni's clients ask for voices and models."""
+"""Where Open WebUI, Kokoro-FastAPI's and vLLM-Omni's clients ask for voices and models, some of them without /v1."""
 
 _FIELD_NAMES = {(SPEECH, "text"): "input", (BATCH, "text"): "input", (VOICES, "voice"): "name"}
 _FIELD_NAMES |= {(AUDIO_VOICES, "voice"): "name", (AUDIO_VOICES, "text"): "ref_text"}
@@ -147,6 +147,7 @@ class _How(_Fields):
     x_vector_only_mode: bool | None = _about("x_vector_only_mode")
     speaker_embedding: list[float] | None = _about("speaker_embedding", max_length=MOST_NUMBERS)
     speakers: bool | None = _about("speakers")
+    volume_multiplier: float | None = _about("volume_multiplier", ge=0, le=10)
     _ignored: list[str] = PrivateAttr(default_factory=list)
     _came: frozenset[str] = PrivateAttr(default=frozenset())  # names of fields, as the client wrote them
 

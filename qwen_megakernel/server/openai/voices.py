@@ -39,6 +39,7 @@ def add_voices(routes: APIRouter, service: EngineService) -> None:
         code: {"description": "See docs/serving.md."} for code in (400, 404, 415, 503)
     }
 
+    @routes.get(AUDIO_VOICES.removeprefix("/v1"), responses={503: errors[503]}, include_in_schema=False)
     @routes.get(AUDIO_VOICES, responses={503: errors[503]})
     async def audio_voices(legacy: bool = False) -> dict:
         """As Open WebUI, Kokoro-FastAPI's and vLLM-Omni's clients expect them; `legacy`: names alone."""
@@ -50,6 +51,7 @@ def add_voices(routes: APIRouter, service: EngineService) -> None:
             "uploaded_voices": uploaded,
         }
 
+    @routes.get(AUDIO_MODELS.removeprefix("/v1"), include_in_schema=False)
     @routes.get(AUDIO_MODELS)
     async def audio_models() -> dict:
         """As Open WebUI expects them."""

@@ -13,7 +13,7 @@ from wyoming.info import Describe
 from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
 
-from qwen_megakernel.errors import NoWordsError, RequestError, TextTooLongError
+from qwen_megakernel.errors import NoWordsError, RequestError, SpeechCutError, TextTooLongError
 from qwen_megakernel.model.pcm import BYTES, pcm16
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.service import EngineService
@@ -74,7 +74,7 @@ class Connection:
             pass
         except Exception as failure:
             error = ApiError.of(failure)
-            if error.status == 500:
+            if error.status == 500 and not error.retryable:
                 log.exception("a request failed")
         finally:
             self._service.unsent_sockets.discard(self)
@@ -247,7 +247,8 @@ class Connection:
             if isinstance(event, Sound):
                 await self._send_audio(event.samples)
             elif isinstance(event, Ended) and event.cut:
-                raise TextTooLongError("the speech was cut: a sentence did not fit its slot. Raise --max-positions")
+                words = "the speech was cut: the model did not find the end of a sentence before its slot was full"
+                raise SpeechCutError(f"{words}. Try again, or raise --max-positions")
 
     async def _send_audio(self, samples: np.ndarray) -> None:
         kind = self._audio_kind()
