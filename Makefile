@@ -61,12 +61,12 @@ test-ray: $(VENV)/.installed-ray ## Test | replicas behind Ray Serve, on the CPU
 test-attacks: $(VENV)/.installed ## Test | raw sockets attack a server while somebody listens, ten minutes
 	$(BIN)/python -m pytest -m attacks
 
-# The image for the CPU, built and run; first what the tools of containers say of its files. tests/test_container.py tells
+# The image for the CPU, built and run; first what the tools of containers say of its files. image/tests/test_container.py tells
 # what ENGINE and IMAGE_BUILD mean.
 test-image: $(VENV)/.installed $(IMAGE)/.installed wheel ## Test | the container image for the CPU, built and run
 	$(IMAGE)/bin/hadolint Dockerfile
 	$(IMAGE)/bin/kubernetes-validate --strict examples/kubernetes.yaml
-	$(BIN)/python -m pytest -m image -s tests/test_container.py
+	$(BIN)/python -m pytest -m image -s image/tests/test_container.py
 
 test-compat: $(COMPAT)/.installed ## Test | the Pipecat service with the oldest Pipecat that pyproject.toml admits
 	$(COMPAT)/bin/python -m pytest -m "not gpu" tests/test_pipecat.py tests/test_pipecat_transports.py \

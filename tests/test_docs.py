@@ -70,7 +70,7 @@ EXAMPLES = {
     **dict.fromkeys(("talks.yaml", "ears.py"), "test_evals.py"),
     "livekit_agent.py": "test_clients.py",
     "home_assistant.yaml": "test_wyoming.py",
-    "kubernetes.yaml": "test_image.py",
+    "kubernetes.yaml": "../image/tests/test_image.py",
 }
 
 

@@ -23,7 +23,7 @@ from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.image
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ENGINE = shlex.split(os.environ.get("ENGINE", "docker"))
 IMAGE = "qwen-megakernel-test:cpu"
 NAME = "qwen-megakernel-test"

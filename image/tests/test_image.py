@@ -1,5 +1,5 @@
 """What the container image is made of: locked packages, the Dockerfile, compose.yaml and examples/kubernetes.yaml agree
-with pyproject.toml, constraints.txt and the server. tests/test_container.py builds and runs the image."""
+with pyproject.toml, constraints.txt and the server. image/tests/test_container.py builds and runs the image."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.guard import OPEN
 from qwen_megakernel.server.options import ServerOptions
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT, TEXT = (
     tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for folder in ("", "packages/spoken-text")
