@@ -7,6 +7,7 @@ import random
 import secrets
 from pathlib import Path
 
+import loguru  # noqa: F401  # it reads LOGURU_LEVEL once; demo_pipeline.py sets that when it is imported
 import pytest
 import torch
 from hypothesis import settings
