@@ -9,12 +9,20 @@ import pytest
 from callers import TEXTS
 from waiting import PATIENCE_S, until
 
-from qwen_megakernel import EngineBusy, EngineClosed, RequestError, SamplingParams, SpeakerError, TextError
+from qwen_megakernel import (
+    EngineBusy,
+    EngineClosed,
+    NoWordsError,
+    RequestError,
+    SamplingParams,
+    SpeakerError,
+    TextError,
+)
 from qwen_megakernel.speech.jobs import JobResults
 
 OPTIONS = {"max_streams": 3, "max_queue": 0, "max_positions": 256}
 WRONG = [({"speaker": "ada"}, TextError), ({"text": 5}, TextError), ({"text": "Yes.", "spaker": "ada"}, RequestError)]
-WRONG += [(7, RequestError), ({"text": "Yes.", "speaker": "nobody"}, SpeakerError), ({"text": " "}, TextError)]
+WRONG += [(7, RequestError), ({"text": "Yes.", "speaker": "nobody"}, SpeakerError), ({"text": " "}, NoWordsError)]
 
 
 def requests(count: int) -> list[dict]:
