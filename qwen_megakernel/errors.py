@@ -100,6 +100,12 @@ class SpeechError(TTSError):
 class SpeechCutError(TTSError):
     """Speech that reached the end of its slot, or the checkpoint's limit, before the model ended it."""
 
+    @staticmethod
+    def words(seconds: float, where: str, remedy: str = "") -> str:
+        """Its message, by the seconds that were spoken, where it was cut, and what else may help."""
+        words = "the model did not find its end. Try again with another seed, or shorten the text"
+        return f"speech was cut after {seconds:.1f} s, {where}: {words}{remedy}"
+
 
 class CallbackError(TTSError):
     """An utterance's `on_chunk` did not return in time."""

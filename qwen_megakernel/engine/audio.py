@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from qwen_megakernel.errors import SpeechCutError
+
 CHUNK_SCHEDULE = (1, 2, 4, 8)
 """Frames per chunk: the first sound after one frame, then larger portions; the last size repeats."""
 
@@ -119,8 +121,7 @@ class Audio:
             limit, remedy = f"at the {most_frames} frames that the checkpoint allows (max_new_tokens)", ""
         else:
             limit, remedy = "because its slot is full", ", or raise max_positions"
-        words = "the model did not find its end. Try again with another seed, or shorten the text"
-        return f"speech was cut after {self.duration_s:.1f} s, {limit}: {words}{remedy}"
+        return SpeechCutError.words(self.duration_s, limit, remedy)
 
 
 def joined(parts: Sequence[Audio]) -> Audio:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from websockets.exceptions import WebSocketException
 
-from qwen_megakernel.errors import TextEndedError
+from qwen_megakernel.errors import SpeechCutError, TextEndedError
 from qwen_megakernel.speech.events import Began, Ended, Event, Sound, Words
 
 
@@ -98,10 +98,7 @@ class RemoteSession:
                 seconds = item["seconds"]
                 why: str | None = None
                 if item["finish_reason"] == "length" and not self.capped:
-                    why = (
-                        f"speech was cut after {seconds:.1f} s, at its slot's or checkpoint's limit: the model did not "
-                    )
-                    why += "find its end. Try again with another seed, or shorten the text"
+                    why = SpeechCutError.words(seconds, "at its slot's or checkpoint's limit")
                 yield Ended(item["finish_reason"], seconds, item.get("compute_seconds", 0.0), item["seed"], cut=why)
                 return
 

@@ -180,8 +180,8 @@ class _Part:
         self._words: list[TimedWord] = []  # that were not sent
         self._chunks = 0
         self._sent = 0  # samples
-        self._rate = config.rate or session.service.engine.sample_rate
         rate = session.service.engine.sample_rate
+        self._rate = config.rate or rate
         self._encoder = StreamEncoder(config.name, rate, config.rate, whole=not config.streams)
         self._begun = False
         self._bytes = 0
