@@ -53,7 +53,7 @@ class Decoder:
     max_positions = 2048
 
     def __init__(self, gpu: Gpu, slots: int, width: int):
-        self.gpu, self.slots, self.width = gpu, slots, width
+        self.gpu, self.slots, self.width, self.narrow = gpu, slots, width, min(width, 16)
         self.streams: dict[int, SimpleNamespace] = {}
         self.ring = [[None] * RECENT_FRAMES for _ in range(slots)]
         self.launches, self.order, self.failing = [], [], None

@@ -27,6 +27,7 @@ constexpr int kStageRows = kStageBytes / (kHeadDim * 2), kStageTiles = kStageRow
 static_assert(kStageRows <= kPagePositions && kPagePositions <= 1 << kSplitLog);
 static_assert(2 * kTiles == kWarps && kPagePositions % kTile == 0 && kGroups == kTile);
 static_assert(kShare == kBlocks / 8 && kColumns <= kShare);
+constexpr int kFrameWarps = 4;  // that attend to a column's positions of a frame
 
 // Positions of a split of the context of a position, as a power of two.
 __device__ __forceinline__ int split_log(int position) {
@@ -95,9 +96,11 @@ __device__ __forceinline__ void store_dims(bf16* row, uint2 dims, int lane, int 
   reinterpret_cast<uint2*>(row)[unit * 2 + lane % 2] = dims;
 }
 
-struct AttentionScratch {
+struct Queries {
   static constexpr int kStride = kHeadDim + 32;   // no two lanes of a load of `query` meet in a bank
   alignas(16) bf16 query[2 * kQueries][kStride];  // of each its value as bf16, then the rest
+};
+struct AttentionScratch : Queries {
   // Keys and values of this launch's positions, and zeros behind them.
   alignas(16) bf16 fresh[kColumns + 1][2][kHeadDim];
 };
@@ -122,7 +125,7 @@ __device__ __forceinline__ LaneDims await_head(B& b, const StackWeights& w, int 
   if (head < S::kHeads + S::kKvHeads) norm_and_rope(x, norm, cos, sin, b.lane);
   return x;
 }
-__device__ __forceinline__ void store_query(AttentionScratch& s, int query, uint2 high, uint2 low, int lane) {
+__device__ __forceinline__ void store_query(Queries& s, int query, uint2 high, uint2 low, int lane) {
   reinterpret_cast<uint2*>(s.query[2 * query])[lane] = high;
   reinterpret_cast<uint2*>(s.query[2 * query + 1])[lane] = low;
 }
@@ -135,7 +138,7 @@ struct Tile {
   uint4 unit[8];
 
   // Scores of positions g and g + 8 to the base of 2; queries: how many there are.
-  __device__ __forceinline__ float2 scores(const AttentionScratch& s, int queries, int lane) const {
+  __device__ __forceinline__ float2 scores(const Queries& s, int queries, int lane) const {
     float acc[2][4] = {};
 #pragma unroll
     for (int c = 0; c < 4; c++) {
@@ -406,8 +409,7 @@ struct PagedAttention {
   __device__ __forceinline__ void publish_head() const {
     const float inv = inverse_of(sum);
     const uint32_t pair = pack2(value.x * inv, value.y * inv), next = __shfl_down_sync(~0u, pair, 1);
-    if (lane() % 2 == 0)
-      publish(b.x.attn + packet_index((head * kHeadDim + dim) / 4, assigned.column), pair, next, 0, b.epoch);
+    if (lane() % 2 == 0) b.template publish_attended<S>((head * kHeadDim + dim) / 4, assigned.column, pair, next);
   }
 
   // Attend to all splits of this block. True: the context has one split only, and its result is published.
@@ -431,8 +433,11 @@ struct PagedAttention {
             return true;
           }
           const float inv = inverse_of(sum);
-          publish(parts() + own_split * kPairs, __float_as_uint(value.x * inv), __float_as_uint(value.y * inv),
-                  __float_as_uint(max_score + log2_of(sum)), b.epoch);
+          const float3 part = make_float3(value.x * inv, value.y * inv, max_score + log2_of(sum));
+          if constexpr (kBatch) b.s.attention_parts[own_split][own_query][dim / 2] = part;
+          else
+            publish(parts() + own_split * kPairs, __float_as_uint(part.x), __float_as_uint(part.y),
+                    __float_as_uint(part.z), b.epoch);
           max_score = -INFINITY, sum = 0.f, value = {};
         }
       }
@@ -443,6 +448,7 @@ struct PagedAttention {
   // A column's first block of a head combines the splits: each thread up to 4, then one thread what up to 4 threads
   // made of theirs.
   __device__ __forceinline__ void combine_splits() {
+    if constexpr (kBatch) sync_compute<kComputeThreads>();  // the parts are there
     if (assigned.rank || own_nth * kCombined >= splits) return;
     uint4 part[kCombined];
     uint32_t missing = 0;
@@ -451,8 +457,17 @@ struct PagedAttention {
       part[n] = make_uint4(0, 0, __float_as_uint(-INFINITY), 0);
       missing |= (own_nth * kCombined + n < splits) << n;
     }
-    const Packet* slots = parts() + own_nth * kCombined * kPairs;
-    await_packets(part, missing, [&](int n) { return slots + n * kPairs; }, b.epoch, b.patience);
+    if constexpr (kBatch) {
+#pragma unroll
+      for (int n = 0; n < kCombined; n++) {
+        if (!(missing >> n & 1)) continue;
+        const float3 there = b.s.attention_parts[own_nth * kCombined + n][own_query][dim / 2];
+        part[n] = make_uint4(__float_as_uint(there.x), __float_as_uint(there.y), __float_as_uint(there.z), 0);
+      }
+    } else {
+      const Packet* slots = parts() + own_nth * kCombined * kPairs;
+      await_packets(part, missing, [&](int n) { return slots + n * kPairs; }, b.epoch, b.patience);
+    }
 #pragma unroll
     for (int n = 0; n < kCombined; n++) max_score = fmaxf(max_score, __uint_as_float(part[n].z));
 #pragma unroll
@@ -505,6 +520,49 @@ __device__ __forceinline__ void fill_heads(B& b, const StackWeights& w, int colu
   }
 }
 
+// The second half of attend_frame: this warp's quarter of the dims, once queries, keys and values are there.
+template <class S, class B>
+__device__ __forceinline__ void weigh_frame(B& b, const Queries& s, const Assignment& assigned, int column,
+                                            bool one_query, int rows, int position, const bf16 (*kv)[kGroups][kHeadDim],
+                                            int number) {
+  const int lane = b.lane;
+  const int query = lane % 4, query_row = min(query / S::kGroup, rows - 1), last = position + query_row;
+  Tile tile;
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const int p = lane / 4 + i % 2 * 8;
+    tile.unit[i] = reinterpret_cast<const uint4*>(kv[0][p])[unit_place(p, i / 2 * 4 + lane % 4)];
+  }
+  float2 score = tile.scores(s, rows * S::kGroup, lane);
+  if (lane / 4 > last) score.x = -INFINITY;
+  if (lane / 4 + 8 > last) score.y = -INFINITY;
+  const Softmax softmax(score, lane);
+  // Of the values, this lane's 4 dims of positions 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
+  uint2 part[4];
+  const int dims = number / 2 * 64 + lane / 4 * 8 + number % 2 * 4;
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    const int p = value_row(lane, j);
+    part[j] = p < position + rows ? *reinterpret_cast<const uint2*>(&kv[1][p][unit_place(p, dims / 8) * 8 + dims % 8])
+                                  : uint2{};
+  }
+  float y[2][2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const uint32_t selector = i ? 0x7632 : 0x5410;
+    float acc[4] = {};
+    mma_16x8x16(acc, __byte_perm(part[0].x, part[1].x, selector), __byte_perm(part[0].y, part[1].y, selector),
+                __byte_perm(part[2].x, part[3].x, selector), __byte_perm(part[2].y, part[3].y, selector),
+                softmax.weights.x, softmax.weights.y);
+    y[0][i] = acc[0] + acc[1], y[1][i] = acc[2] + acc[3];
+  }
+  const float inv = inverse_of(softmax.total());
+  if (query >= rows * S::kGroup || (one_query && query % S::kGroup != assigned.rank)) return;
+  b.template publish_attended<S>(((assigned.kv_head * S::kGroup + query % S::kGroup) * kHeadDim + dims) / 4,
+                                 column + query_row, pack2(y[0][0] * inv, y[0][1] * inv),
+                                 pack2(y[1][0] * inv, y[1][1] * inv));
+}
+
 // Code predictor. A frame has at most 16 positions, one tile; every block of a sequence keeps it.
 // rows: neighbouring columns from `position` on, with up to kQueries queries. kv: [2][kGroups][head_dim] of this layer,
 // this block's own. One warp awaits each head. Then four warps each do the softmax and a quarter of the dims.
@@ -539,41 +597,7 @@ __device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int in
   sync_some(rows * kHeads * 32);
   if (row) return;
 
-  const int query = lane % 4, query_row = min(query / S::kGroup, rows - 1), last = position + query_row;
-  Tile tile;
-#pragma unroll
-  for (int i = 0; i < 8; i++) {
-    const int p = lane / 4 + i % 2 * 8;
-    tile.unit[i] = reinterpret_cast<const uint4*>(kv[0][p])[unit_place(p, i / 2 * 4 + lane % 4)];
-  }
-  float2 score = tile.scores(b.s.attention, rows * S::kGroup, lane);
-  if (lane / 4 > last) score.x = -INFINITY;
-  if (lane / 4 + 8 > last) score.y = -INFINITY;
-  const Softmax softmax(score, lane);
-  // Of the values, this lane's 4 dims of positions 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
-  uint2 part[4];
-  const int dims = number / 2 * 64 + lane / 4 * 8 + number % 2 * 4;
-#pragma unroll
-  for (int j = 0; j < 4; j++) {
-    const int p = value_row(lane, j);
-    part[j] = p < position + rows ? *reinterpret_cast<const uint2*>(&kv[1][p][unit_place(p, dims / 8) * 8 + dims % 8])
-                                  : uint2{};
-  }
-  float y[2][2];
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const uint32_t selector = i ? 0x7632 : 0x5410;
-    float acc[4] = {};
-    mma_16x8x16(acc, __byte_perm(part[0].x, part[1].x, selector), __byte_perm(part[0].y, part[1].y, selector),
-                __byte_perm(part[2].x, part[3].x, selector), __byte_perm(part[2].y, part[3].y, selector),
-                softmax.weights.x, softmax.weights.y);
-    y[0][i] = acc[0] + acc[1], y[1][i] = acc[2] + acc[3];
-  }
-  const float inv = inverse_of(softmax.total());
-  if (query >= rows * S::kGroup || (one_query && query % S::kGroup != assigned.rank)) return;
-  publish(b.x.attn + packet_index(((assigned.kv_head * S::kGroup + query % S::kGroup) * kHeadDim + dims) / 4,
-                                  column + query_row),
-          pack2(y[0][0] * inv, y[0][1] * inv), pack2(y[1][0] * inv, y[1][1] * inv), 0, b.epoch);
+  weigh_frame<S>(b, b.s.attention, assigned, column, one_query, rows, position, kv, number);
 }
 
 }  // namespace qmk

@@ -57,6 +57,11 @@ struct Block {
     columns = n;
     refresh();
   }
+  // Packet p of a column's attention output.
+  template <class S>
+  __device__ __forceinline__ void publish_attended(int p, int column, uint32_t low, uint32_t high) {
+    publish(x.attn + packet_index(p, column), low, high, 0, epoch);
+  }
   __device__ __forceinline__ void mark(int stage) {
     if (!kStageClock || stage_ns == nullptr) return;
     const unsigned long long now = global_timer();
@@ -163,16 +168,6 @@ struct Frame {
   template <int K>
   __device__ __forceinline__ int value_index(int i) const {
     return ((b.warp * kSteps<K> + i) * 4 + b.lane % 4) * 4;
-  }
-  // 4 values times the weights of a norm, as an mma step; adds their squares.
-  static __device__ __forceinline__ uint2 normed(const float4& f, const bf16* weight, float& square) {
-    const uint2 w = __ldg(reinterpret_cast<const uint2*>(weight));
-    square += f.x * f.x + f.y * f.y + f.z * f.z + f.w * f.w;
-    return make_uint2(pack2(f.x * low_bf16(w.x), f.y * high_bf16(w.x)),
-                      pack2(f.z * low_bf16(w.y), f.w * high_bf16(w.y)));
-  }
-  static __device__ __forceinline__ float4 widened(uint2 v, float scale) {
-    return make_float4(low_bf16(v.x) * scale, high_bf16(v.x) * scale, low_bf16(v.y) * scale, high_bf16(v.y) * scale);
   }
 
   __device__ __forceinline__ const bf16* embedding(int group, int code) const {
@@ -316,7 +311,7 @@ struct Frame {
     if (owns<P>(b)) {
       const float y = Matvec<P::kHiddenRows, T::kHidden>::sum(b.s.narrow, b.tid % P::kHiddenRows, row);
       b.residual = fmaf(y, is_hidden ? b.s.inverse[sequence] : 1.f, p.adapter_bias[owned_row<P>(b)]);
-      if (pass.mode == PassMode::kFillsTables) *table_adapted(pass.last_group(), last_code(sequence)) = b.residual;
+      if (p.tables.fill) *table_adapted(pass.last_group(), last_code(sequence)) = b.residual;
     }
     publish_residual<P>(b, Place<P>(b), b.x.adapted, owned_value<P>(b, p.predictor.input_norm));
   }
@@ -347,7 +342,7 @@ struct Frame {
     const float part = last_part(group);
     if (b.tid < T::kHiddenRows * p.columns && pass.drawn_group())
       b.s.hidden[b.tid] = group ? b.s.hidden[b.tid] + part : part;
-    if (pass.mode != PassMode::kLookedUp || !owns<P>(b)) return;
+    if (pass_mode(p, pass.position) != PassMode::kLookedUp || !owns<P>(b)) return;
     if constexpr (Dims::kAdapter) b.residual = *table_adapted(group, last_code(owned_column<P>(b)));
     else b.residual = part;
   }
@@ -355,7 +350,7 @@ struct Frame {
   // A pass through the code predictor's layers.
   __device__ __forceinline__ void predictor(const Pass& pass) {
     b.set_columns(p.columns * pass.rows);
-    const bool looked_up = pass.mode == PassMode::kLookedUp, fills = pass.mode == PassMode::kFillsTables;
+    const bool looked_up = pass_mode(p, pass.position) == PassMode::kLookedUp, fills = p.tables.fill;
     if constexpr (!Dims::kAdapter)
       if (!looked_up && owns<P>(b)) {
         const int row = owned_column<P>(b), sequence = pass.sequence_of(row);

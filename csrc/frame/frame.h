@@ -17,6 +17,11 @@ cudaError_t prepare_frame(int talker_hidden, int* resident_blocks);
 template <bool Wide>
 cudaError_t launch_frame(int talker_hidden, const FrameParams& params, cudaStream_t stream);
 
+// The same of up to kBatchColumns sequences, from p.batch.column on (frame_batch.cu). cudaErrorInvalidValue: the kernel
+// has no room for a model of this width.
+cudaError_t prepare_batch(int talker_hidden);
+cudaError_t launch_batch(int talker_hidden, const FrameParams& params, cudaStream_t stream);
+
 template <>
 cudaError_t prepare_frame<false>(int talker_hidden, int* resident_blocks);
 template <>

@@ -75,6 +75,8 @@ class Launcher {
             packets("x.h_mlp"), packets("x.adapted"), packets("x.logits"), tagged("x.drawn")};
     p_.kv = data<qmk::bf16>("kv", torch::kBFloat16);
     p_.frame_kv = data<qmk::bf16>("frame_kv", torch::kBFloat16);
+    if constexpr (qmk::kBatchColumns > 0)
+      if (columns_ > qmk::kMostColumns) prepare_batch();
     p_.eos_id = static_cast<int>(settings.at("eos_id"));
     p_.first_suppressed_id = static_cast<int>(settings.at("first_suppressed_id"));
     p_.min_frames = static_cast<int>(settings.at("min_frames"));
@@ -210,9 +212,12 @@ class Launcher {
     for (auto slot : slots) room(at(slot), 1);
     qmk::FrameParams p = p_;
     p.columns = 0, p.talked = 1;
+    const bool many = static_cast<int>(slots.size()) > qmk::kMostColumns;
+    const int i = launched_ % qmk::kLaunchesAhead;
+    qmk::Column* const columns = many ? reinterpret_cast<qmk::Column*>(staged_[i].data_ptr()) : p.column;
     for (auto slot : slots) {
       Slot& s = at(slot);
-      qmk::Column& c = p.column[p.columns++] = s.column;
+      qmk::Column& c = columns[p.columns++] = s.column;
       if (s.talked) c.residual = s.residual.data_ptr<float>();
       else p.talked = 0;
       c.first_fresh = c.position;
@@ -222,7 +227,7 @@ class Launcher {
       s.column.position++, s.column.frame++, s.column.input_id = qmk::kPrecomputed, s.talked = false;
     }
     if (p.columns > qmk::kNarrowColumns) p.predictor_pace = wide_pace_;
-    const int i = launched_ % qmk::kLaunchesAhead;
+    if (many) send_columns(p, i);
     p.codes = codes_.data_ptr<int>() + i * columns_ * qmk::kResultWords;
     for (int column = 0; column < p.columns; column++) p.codes[column * qmk::kResultWords + qmk::kGroups] = 0;
     launch(p, p.talker.layers + qmk::kGroups * p.predictor.layers);
@@ -259,6 +264,34 @@ class Launcher {
 
  private:
   static void check_cuda(cudaError_t error) { qmk::check_cuda(error, "frame kernel"); }
+  // What launches of many columns need besides.
+  void prepare_batch() {
+    TORCH_CHECK(columns_ <= qmk::kBatchColumns,
+                message("a launch takes at most ", qmk::kBatchColumns, " columns, got ", columns_));
+    check_cuda(qmk::prepare_batch(static_cast<int>(hidden_)));
+    const char* const names[qmk::kVectors] = {"batch.input", "batch.attended", "batch.after_attention", "batch.gated",
+                                              "batch.after_mlp"};
+    for (int i = 0; i < qmk::kVectors; i++) p_.batch.vectors[i] = data<uint8_t>(names[i], torch::kUInt8);
+    p_.batch.frame_kv = data<qmk::bf16>("batch.frame_kv", torch::kBFloat16);
+    const int64_t bytes = qmk::kBatchColumns * static_cast<int64_t>(sizeof(qmk::Column));
+    const auto host = torch::TensorOptions().dtype(torch::kUInt8).pinned_memory(true);
+    staged_ = torch::zeros({qmk::kLaunchesAhead, bytes}, host);
+    sent_ = torch::zeros({qmk::kLaunchesAhead, bytes}, host.pinned_memory(false).device(device_));
+    arrived_ =
+        torch::zeros({qmk::kVectors * qmk::kBatchColumns / qmk::kBatchGroup}, sent_.options().dtype(torch::kInt32));
+    p_.batch.arrived = reinterpret_cast<uint32_t*>(arrived_.data_ptr());
+  }
+  // More columns than a kernel's arguments hold.
+  void send_columns(qmk::FrameParams& p, int i) {
+    const c10::cuda::CUDAGuard guard(device_);
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device_.index());
+    check_cuda(cudaMemcpyAsync(sent_[i].data_ptr(), staged_[i].data_ptr(), p.columns * sizeof(qmk::Column),
+                               cudaMemcpyHostToDevice, stream));
+    check_cuda(cudaMemsetAsync(p.batch.arrived, 0, arrived_.nbytes(), stream));
+    p.batch.column = reinterpret_cast<const qmk::Column*>(sent_[i].data_ptr());
+    p.talked = 0;
+    p.talker_pace = p.predictor_pace = {1 << 10, 0};
+  }
   // Clock cycles between two copies of a block, at `rate` times the speed at which memory can serve all blocks. The
   // rate is above 1, because a producer also stands still while its ring is full.
   static uint32_t cycles_between_copies(int device, double rate) {
@@ -327,6 +360,9 @@ class Launcher {
   }
   cudaError_t launch(const qmk::FrameParams& p, cudaStream_t stream) const {
     const int talker_hidden = static_cast<int>(hidden_);
+    if constexpr (qmk::kBatchColumns > 0) {
+      if (p.columns > qmk::kMostColumns) return qmk::launch_batch(talker_hidden, p, stream);
+    }
     if constexpr (qmk::kWideColumns > 0) {
       if (p.columns > qmk::kNarrowColumns) return qmk::launch_frame<true>(talker_hidden, p, stream);
     }
@@ -345,6 +381,7 @@ class Launcher {
   std::vector<Slot> slots_;
   c10::Device device_{c10::kCPU};
   torch::Tensor codes_, fault_;
+  torch::Tensor staged_, sent_, arrived_;  // columns of launches of many, on the host and on the GPU; Batch::arrived
   std::array<torch::Tensor, 3> observed_;
   std::array<cudaEvent_t, qmk::kLaunchesAhead> done_{};
   int64_t launched_ = 0, collected_ = 0, epoch_ = 0;
@@ -368,6 +405,7 @@ void bind_frame(pybind11::module_& m) {
   m.attr("BLOCKS") = qmk::kBlocks;
   m.attr("COLUMNS") = qmk::kNarrowColumns;
   m.attr("MOST_COLUMNS") = qmk::kMostColumns;
+  m.attr("BATCH_COLUMNS") = qmk::kBatchColumns;
   m.attr("FRAME_KV_SHARED") = qmk::kFrameKvShared;
   pybind11::dict dims, fp8;
   add_dims<qmk::DimsDemo>(dims), add_dims<qmk::Dims06>(dims), add_dims<qmk::Dims17>(dims);

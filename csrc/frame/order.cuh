@@ -16,7 +16,6 @@ enum class PassMode {
 // One pass of the code predictor: the same `rows` positions of every sequence, from `position` on.
 struct Pass {
   int position, rows;
-  PassMode mode;
 
   // Group of the last code that comes in; 0 too where only the hidden state does.
   __device__ __forceinline__ int last_group() const { return max(position - 1, 0); }
@@ -46,12 +45,12 @@ __device__ __forceinline__ void run_frame(const FrameParams& p, Steps& steps) {
   }
   for (int position = p.tables.fill ? p.tables.position : 0; position < kGroups;) {
     // The first two positions share a pass where the columns suffice.
-    const bool shared = !kWide && position == 0 && 2 * p.columns <= kColumns;
-    const Pass pass{position, shared ? 2 : 1, pass_mode(p, position)};
+    const bool shared = !kWide && !kBatch && position == 0 && 2 * p.columns <= kColumns;
+    const Pass pass{position, shared ? 2 : 1};
     if constexpr (Dims::kAdapter)
-      if (pass.mode != PassMode::kLookedUp) steps.adapter(pass);
+      if (pass_mode(p, pass.position) != PassMode::kLookedUp) steps.adapter(pass);
     steps.predictor(pass);
-    if (pass.mode == PassMode::kFillsTables) return;
+    if (p.tables.fill) return;
     steps.end_pass(pass);
     if (pass.drawn_group()) steps.lm_head(pass);
     position += pass.rows;

@@ -42,6 +42,16 @@ __device__ __forceinline__ float scale_of(const float* scales, int row, int rows
   else return 1.f;
 }
 
+// 4 values times the weights of a norm, as an mma step; adds their squares.
+__device__ __forceinline__ uint2 normed(const float4& f, const bf16* weight, float& square) {
+  const uint2 w = __ldg(reinterpret_cast<const uint2*>(weight));
+  square += f.x * f.x + f.y * f.y + f.z * f.z + f.w * f.w;
+  return make_uint2(pack2(f.x * low_bf16(w.x), f.y * high_bf16(w.x)), pack2(f.z * low_bf16(w.y), f.w * high_bf16(w.y)));
+}
+__device__ __forceinline__ float4 widened(uint2 v, float scale) {
+  return make_float4(low_bf16(v.x) * scale, high_bf16(v.x) * scale, low_bf16(v.y) * scale, high_bf16(v.y) * scale);
+}
+
 // ---- a matrix's input
 //
 // An input has two halves. ask(step) sends for this lane's values of as many steps as are awaited at once.

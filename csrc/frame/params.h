@@ -84,11 +84,22 @@ struct Tables {
   int position, first_code;  // and of codes first_code, first_code + 1, ...
 };
 
+// Vectors that a launch of many columns exchanges.
+enum VectorName { kInput, kAttended, kAfterAttention, kGated, kAfterMlp, kVectors };
+
 // How fast a block asks memory for weights. What a phase frees at once would be megabytes on their way, and every
 // exchange would wait behind them.
 struct Pace {
   int stages;       // of the ring that may be on their way; two producers fill the whole ring
   uint32_t cycles;  // between two copies of kCopyBytes
+};
+
+// What a launch of many columns has besides (batch.cuh). A vector holds the mma's B operand, 8 columns a tile.
+struct Batch {
+  const Column* column;  // [columns]
+  uint8_t* vectors[kVectors];
+  uint32_t* arrived;  // [kVectors][kBatchColumns / kBatchGroup] who has written a group, counted from the launch on
+  bf16* frame_kv;     // [predictor kv heads][kBatchColumns][layers][2][kGroups][head_dim]
 };
 
 struct FrameParams {
@@ -102,6 +113,7 @@ struct FrameParams {
   Tables tables;
 
   Exchange x;
+  Batch batch;
   uint32_t epoch;       // of the last pass before this launch
   uint32_t spin_limit;  // polls before a wait gives up
   uint32_t* fault;      // [1] in host memory, not 0 behind a launch in which a wait gave up; it still ends normally

@@ -41,9 +41,9 @@ struct Producer : WeightSteps {
     const int stages = p.predictor.layers * kLayerStages<P>;
     const uint8_t* const ribbon = share_of(p.predictor.ribbon, stages);
     // With tables a frame reads these once or twice: they stay in L2 where everything does.
-    if (pass.mode != PassMode::kLookedUp)
+    if (pass_mode(p, pass.position) != PassMode::kLookedUp)
       ring.copy(ribbon, kQkvStages, p.pinned < 15 ? 0 : 15, p.predictor_pace, patience, lane);
-    if (pass.mode == PassMode::kFillsTables) return;
+    if (pass_mode(p, pass.position) == PassMode::kFillsTables) return;
     ring.copy(ribbon + kQkvStages * kStageBytes, stages - kQkvStages, p.pinned, p.predictor_pace, patience, lane);
   }
   __device__ __forceinline__ void lm_head(const Pass& pass) {

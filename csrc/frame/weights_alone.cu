@@ -18,8 +18,8 @@ struct WeightsAlone : WeightSteps {
   __device__ __forceinline__ void codec_head() { multiply<Dims::kHeadRows, T::kHidden, kFp8CodecHead>(); }
   __device__ __forceinline__ void adapter(const Pass&) { multiply<P::kHiddenRows, T::kHidden, false>(); }
   __device__ __forceinline__ void predictor(const Pass& pass) {
-    if (pass.mode == PassMode::kFillsTables) multiply<P::kQkvRows, P::kHidden, P::kFp8>();
-    else multiply_layers<P>(p.predictor.layers, pass.mode == PassMode::kLookedUp);
+    if (pass_mode(p, pass.position) == PassMode::kFillsTables) multiply<P::kQkvRows, P::kHidden, P::kFp8>();
+    else multiply_layers<P>(p.predictor.layers, pass_mode(p, pass.position) == PassMode::kLookedUp);
   }
   __device__ __forceinline__ void lm_head(const Pass&) { multiply<Dims::kCodeRows, P::kHidden, kFp8LmHeads>(); }
 

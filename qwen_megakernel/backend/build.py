@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 SOURCES = (
     "frame/frame.cu",
     "frame/frame_wide.cu",
+    "frame/frame_batch.cu",
     "prompt/text.cu",
     "prompt/prefill.cu",
     "vocoder/convolutions.cu",

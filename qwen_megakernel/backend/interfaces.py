@@ -17,7 +17,7 @@ from qwen_megakernel.model.vocoder import Portion, VocoderState
 from qwen_megakernel.sampling_params import SamplingParams
 
 AHEAD = 4  # how many launches may be uncollected
-LAUNCH_SLOTS = 16  # most slots of one launch
+LAUNCH_SLOTS = 16  # most slots of one launch of PyTorch
 PUSH_FRAMES = 8  # most frames of a slot in one push of `Vocoder.follow`
 FEW_SLOTS = 16  # with more slots, a GPU's vocoder has larger pushes, which need more memory
 RECENT_FRAMES = 16
@@ -31,6 +31,8 @@ class FrameDecoder(Protocol):
     max_positions: int
     width: int
     """Slots that a launch computes together. This is cheaper than one by one, but an error then hits all of them."""
+    narrow: int
+    """Slots of a quick launch. Up to twice as many take less time in two quick ones than in one of all."""
     weight_bytes: int  # memory of everything but keys and values
 
     @property
@@ -55,7 +57,7 @@ class FrameDecoder(Protocol):
         The caller stops before a slot is full: each frame needs one more position. A frame may be launched before its
         own text row has come, because only the next frame reads that row. The next frame must wait for it.
 
-        `slots`: 1 to `LAUNCH_SLOTS` different ones, each started. Nothing is queued if it raises: ValueError for other
+        `slots`: 1 to `width` different ones, or PyTorch's `LAUNCH_SLOTS`, each started. Nothing is queued if it raises: ValueError for other
         slots, a full slot, or one whose text rows have not come; RuntimeError if `AHEAD` launches are uncollected."""
 
     def collect(self) -> list[Tensor | SpeechError | None]:
@@ -194,10 +196,13 @@ def check_start(decoder: FrameDecoder, slot: int, rows: int) -> None:
         )
 
 
-def check_launch(slots: Sequence[int], sequences: Mapping[int, SlotSequence], uncollected: int, positions: int) -> None:
-    """Raise the errors of `FrameDecoder.launch`. `sequences` has one for every started slot."""
-    if not 1 <= len(slots) <= LAUNCH_SLOTS or len(set(slots)) < len(slots):
-        raise ValueError(f"a launch takes 1 to {LAUNCH_SLOTS} different slots, got {list(slots)}")
+def check_launch(
+    slots: Sequence[int], most: int, sequences: Mapping[int, SlotSequence], uncollected: int, positions: int
+) -> None:
+    """Raise the errors of `FrameDecoder.launch`. `most`: slots of a launch. `sequences` has one for every started
+    slot."""
+    if not 1 <= len(slots) <= most or len(set(slots)) < len(slots):
+        raise ValueError(f"a launch takes 1 to {most} different slots, got {list(slots)}")
     if uncollected == AHEAD:
         raise RuntimeError(f"{AHEAD} launches wait to be collected, and no more may: collect() one first")
     for slot in slots:

@@ -19,6 +19,7 @@ from qwen_megakernel.backend.interfaces import RECENT_FRAMES, SlotSequence, chec
 from qwen_megakernel.backend.pack import pack, pack_stack, places
 from qwen_megakernel.backend.paged_prefill import LEAST, MOST, PagedPrefill
 from qwen_megakernel.backend.sizes import (
+    COMPUTE_WARPS,
     DIMS,
     FIRST_LOOKED_UP,
     GROUPS,
@@ -96,8 +97,11 @@ def _pack_weights(
     return packed
 
 
-def _make_exchange(config: TalkerConfig, columns: int, blocks: int, device: torch.device) -> dict[str, Tensor]:
-    """The memory through which blocks of a launch exchange vectors (csrc/frame/params.h, `Exchange`)."""
+def _make_exchange(
+    config: TalkerConfig, columns: int, many: int, blocks: int, device: torch.device
+) -> dict[str, Tensor]:
+    """The memory through which blocks of a launch exchange vectors (csrc/frame/params.h, `Exchange`). `many`: columns of
+    the widest launch, which uses two of them."""
     stacks = (config.stack, config.code_predictor.stack)
     heads, hidden = max(s.num_heads for s in stacks), max(s.hidden_size for s in stacks)
     mlp = max(padded_mlp(s.intermediate_size) for s in stacks)
@@ -112,7 +116,40 @@ def _make_exchange(config: TalkerConfig, columns: int, blocks: int, device: torc
         "x.logits": 4 * config.vocab_size,
         "x.drawn": 2 * blocks,
     }
-    return {name: torch.zeros(columns * n, dtype=torch.int32, device=device) for name, n in words.items()}
+    rows = {name: max(columns, many) if name in ("x.qkv", "x.logits") else columns for name in words}
+    return {name: torch.zeros(rows[name] * n, dtype=torch.int32, device=device) for name, n in words.items()}
+
+
+def _columns(config: TalkerConfig, slots: int, extension: ModuleType) -> int:
+    """Columns of the widest launch."""
+    if slots <= extension.COLUMNS:
+        return extension.COLUMNS
+    # The kernel for many columns keeps a block's share of a matrix in registers, which have no room for 1.7B's.
+    many = extension.BATCH_COLUMNS if config.stack.hidden_size == config.code_predictor.stack.hidden_size else 0
+    return max(extension.MOST_COLUMNS, min(slots, many))
+
+
+def _make_batch(config: TalkerConfig, columns: int, device: torch.device) -> dict[str, Tensor]:
+    """The vectors of launches of many columns, and the code predictor's keys and values (csrc/frame/params.h, `Batch`).
+    A lane of 16 bytes holds two steps of a product, or the squares of four."""
+    stacks = (config.stack, config.code_predictor.stack)
+
+    def vector(values: int) -> Tensor:
+        steps = values // (COMPUTE_WARPS * 16)
+        units = -(-steps // 2) + -(-steps // 4)
+        return torch.zeros(columns // 8 * units * COMPUTE_WARPS * 32 * 16, dtype=torch.uint8, device=device)
+
+    hidden = max(s.hidden_size for s in stacks)
+    small, layers = config.code_predictor.stack, DIMS[config.stack.hidden_size][1][4]
+    shape = (small.num_kv_heads, columns, layers, 2, GROUPS, HEAD_DIM)
+    return {
+        "batch.input": vector(hidden),
+        "batch.attended": vector(max(s.num_heads for s in stacks) * HEAD_DIM),
+        "batch.after_attention": vector(hidden),
+        "batch.gated": vector(max(padded_mlp(s.intermediate_size) for s in stacks)),
+        "batch.after_mlp": vector(hidden),
+        "batch.frame_kv": torch.zeros(shape, dtype=torch.bfloat16, device=device),
+    }
 
 
 def _make_key_values(
@@ -189,14 +226,17 @@ class MegakernelFrameDecoder:
         extension = extension or load_extension(device, fp8)
         self.slots = slots
         self.max_positions = max_positions
-        self.width = columns = extension.MOST_COLUMNS if slots > extension.COLUMNS else extension.COLUMNS
+        self.width = columns = _columns(talker, slots, extension)
+        self.narrow = min(columns, extension.MOST_COLUMNS)
         self._eos_id = talker.codec_eos_id
         self._pages = -(-max_positions // PAGE_POSITIONS)
         self.buffers = {
             **_pack_weights(talker, tensors, fp8, self._pages * PAGE_POSITIONS, extension.BLOCKS),
-            **_make_exchange(talker, extension.MOST_COLUMNS, extension.BLOCKS, device),
+            **_make_exchange(talker, extension.MOST_COLUMNS, columns, extension.BLOCKS, device),
             **_make_key_values(talker, slots * self._pages, columns, extension, device),
         }
+        if columns > extension.MOST_COLUMNS:
+            self.buffers |= _make_batch(talker, extension.BATCH_COLUMNS, device)
         hidden = talker.stack.hidden_size
         if tables is None:
             obstacle = why_no_tables(hidden, device)
@@ -292,9 +332,7 @@ class MegakernelFrameDecoder:
         self._launcher.set_text(slot, sequence.trailing, self._nothing if sequence.text_open else sequence.pad)
 
     def launch(self, slots: Sequence[int]) -> None:
-        if len(slots) > self.width:
-            raise ValueError(f"a launch of this GPU's build takes 1 to {self.width} slots, got {list(slots)}")
-        check_launch(slots, self._sequences, len(self._launches), self.max_positions)
+        check_launch(slots, self.width, self._sequences, len(self._launches), self.max_positions)
         self._launcher.decode(list(slots))
         sequences = [self._sequences[slot] for slot in slots]
         for sequence in sequences:

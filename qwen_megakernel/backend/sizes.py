@@ -68,6 +68,7 @@ def built_for(target: Target, fp8: Collection[str]) -> dict[str, Any]:
         "BLOCKS": target.blocks,
         "COLUMNS": target.columns,
         "MOST_COLUMNS": max(target.columns, target.wide),
+        "BATCH_COLUMNS": target.batch,
     }
 
 

@@ -33,9 +33,15 @@ class Target:
         return 16 if self.blocks == 128 and self.shared_kb == 228 else 0
 
     @property
+    def batch(self) -> int:
+        """Sequences of a launch of the kernel for many; 0: there is none."""
+        return 256 if self.wide else 0
+
+    @property
     def defines(self) -> tuple[str, ...]:
         """The compiler's flags for csrc/frame/dims.cuh. CUDA keeps 1 KB of a block's shared memory for itself."""
         sizes = {"BLOCKS": self.blocks, "COLUMNS": self.columns, "WIDE_COLUMNS": self.wide}
+        sizes["BATCH_COLUMNS"] = self.batch
         sizes |= {"SHARED_KB": self.shared_kb - 1, "PRODUCER_WARPS": 4 if self.arch in _MOVES_REGISTERS else 1}
         return tuple(f"-DQMK_{name}={size}" for name, size in sizes.items())
 

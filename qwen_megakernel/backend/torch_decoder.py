@@ -58,7 +58,7 @@ class TorchFrameDecoder:
         """`tensors`: every `talker.*` tensor, of one device and dtype. `embeddings`: they use the same tensors."""
         self.slots = slots
         self.max_positions = max_positions
-        self.width = 1
+        self.width = self.narrow = 1
         self.recent_codes = None
         self.weight_bytes = sum(t.nbytes for name, t in tensors.items() if "text_embedding" not in name)
         self._eos_id = config.talker.codec_eos_id
@@ -111,7 +111,7 @@ class TorchFrameDecoder:
 
     @torch.inference_mode()
     def launch(self, slots: Sequence[int]) -> None:
-        check_launch(slots, self._sequences, len(self._launches), self.max_positions)
+        check_launch(slots, LAUNCH_SLOTS, self._sequences, len(self._launches), self.max_positions)
         sequences = [self._sequences[slot] for slot in slots]
         for sequence in sequences:
             sequence.launched += 1

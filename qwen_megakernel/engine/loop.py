@@ -48,7 +48,7 @@ class Loop:
 
     def _use(self, pipeline: DevicePipeline) -> None:
         self.pipeline = pipeline
-        self._scheduler = Scheduler(pipeline.decoder.width, pipeline.most_frames)
+        self._scheduler = Scheduler(pipeline.decoder.width, pipeline.decoder.narrow, pipeline.most_frames)
 
     @torch.inference_mode()
     def run(self) -> None:

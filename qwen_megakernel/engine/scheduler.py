@@ -7,7 +7,7 @@ first. docs/reliability.md explains the rules to users. tests/test_schedule.py t
 from dataclasses import dataclass
 
 from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES
-from qwen_megakernel.engine.sequence import SpeechSequence, State
+from qwen_megakernel.engine.sequence import LONG_CHUNK, SpeechSequence, State
 
 NEW_AT_ONCE = 8
 """The most sequences that are prefilled between two launches. A prompt takes 1 ms on an H200, so 8 delay a frame by
@@ -44,9 +44,10 @@ class Push:
 
 
 class Scheduler:
-    def __init__(self, width: int, most_frames: int):
-        """`width`: the most sequences in a launch. `most_frames`: of a vocoder push; 0: sequences share none."""
+    def __init__(self, width: int, narrow: int, most_frames: int):
+        """`width`: the most sequences in a launch. `narrow`: in a quick launch (`FrameDecoder`). `most_frames`: of a vocoder push; 0: sequences share none."""
         self._width = width
+        self._narrow = narrow
         self._most_frames = most_frames
         self.frame_s = _FIRST_FRAME_S  # seconds from a launch to its codes, averaged
 
@@ -76,7 +77,12 @@ class Scheduler:
     ) -> list[SpeechSequence]:
         """Sequences that get a frame now; none if it is better to wait for the launch that is being computed. `ready`:
         the most urgent first. `computed`: sequences in the launches on the device."""
-        return [] if computed and ready and self._better_wait(ready, computed, now) else ready[: self._width]
+        if computed and ready and self._better_wait(ready, computed, now):
+            return []
+        # Who has heard nothing yet does not wait for a launch of hundreds, unless its first chunk is long.
+        first = any(s.output.runs_out is None and s.launched < LONG_CHUNK for s in ready)
+        quick = first or len(ready) <= 2 * self._narrow
+        return ready[: self._narrow if quick else self._width]
 
     def _better_wait(self, ready: list[SpeechSequence], computed: list[SpeechSequence], now: float) -> bool:
         """Would a launch delay computed sequences whose listeners run out much sooner? Or is there time to join them?
