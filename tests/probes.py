@@ -41,8 +41,8 @@ class ProbedBackend:
     def __getattr__(self, name: str):
         return getattr(self.real, name)
 
-    def load(self, slots: int, max_positions: int) -> LoadedModel:
-        model = self.real.load(slots, max_positions)
+    def load(self, slots: int, max_positions: int, pages: int | None = None) -> LoadedModel:
+        model = self.real.load(slots, max_positions, pages)
         self.decoder, self.vocoder, self.check_device = Probe(model.decoder), Probe(model.vocoder), model.check_device
         return replace(model, decoder=self.decoder, vocoder=self.vocoder, check_device=lambda: self.check_device())
 

@@ -78,9 +78,9 @@ def illegal_access() -> type[Kernel]:
     """The page table points terabytes behind the pages, where nothing is mapped."""
 
     class Wrong(Kernel):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
+        def launch(self, slots) -> None:
             self._page_tables.fill_(2**31 - 1)
+            super().launch(slots)
 
     return Wrong
 

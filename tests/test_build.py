@@ -533,7 +533,7 @@ def test_builds_of_other_sources_have_other_folders(tmp_path, monkeypatch):
 
 def test_a_launch_of_more_sequences_than_the_build_has_columns_is_refused():
     decoder = MegakernelFrameDecoder.__new__(MegakernelFrameDecoder)
-    decoder.width = 4
+    decoder.width, decoder._sequences, decoder._launches, decoder.max_positions = 4, {}, [], 64
     with pytest.raises(ValueError, match="1 to 4 .*4"):
         decoder.launch(range(5))
 

@@ -95,6 +95,7 @@ def test_the_lead_is_what_a_listener_has_left(own_engine, monkeypatch):
 
 def test_health_and_metrics_count(own_engine):
     counts = {"streams": 0, "running": 0, "queued": 0, "max_streams": 3, "sustained": 3}
+    counts |= {"pages": 0, "pages_reserved": 0, "pages_filled": 0}
     assert own_engine.health() == {"status": "ok", "backend": own_engine.backend} | counts
     own_engine.generate(TEXT, max_frames=7)
     stopped = own_engine.submit(TEXT)
@@ -258,7 +259,7 @@ def test_every_piece_of_a_long_text_fits_a_slot_and_leaves_room_for_speech(backe
         with pytest.raises(TextTooLongError):
             engine.submit(text)
         start, prompts = engine.probes.decoder.start, []
-        engine.probes.decoder.start = lambda slot, prompt, s: (prompts.append(prompt), start(slot, prompt, s))
+        engine.probes.decoder.start = lambda slot, prompt, *how: (prompts.append(prompt), start(slot, prompt, *how))
         pieces = [str(piece) for piece in engine.pieces(text)]
         assert len(pieces) > 1 and "".join("".join(pieces).split()) == "".join(text.split())
         room = []

@@ -56,14 +56,15 @@ class QueuedDecoder:
     and what follows it is junk there."""
 
     def __init__(self, inner, device: Device, width: int):
-        self.inner, self.device, self.width = inner, device, width
+        self.inner, self.device, self.width, self.narrow = inner, device, width, width
         self.slots, self.max_positions, self.weight_bytes = inner.slots, inner.max_positions, inner.weight_bytes
+        self.pages = inner.pages
         self.recent_codes = torch.full((inner.slots, RECENT_FRAMES, GROUPS), -7, dtype=torch.int32)
         self.frames, self.results, self.fault, self.prefixes = [0] * inner.slots, deque(), False, ()
 
-    def start(self, slot, prompt, sampling):
+    def start(self, slot, *prompt):
         self.frames[slot] = 0
-        self.inner.start(slot, prompt, sampling)  # frames of it that are still queued become None
+        self.inner.start(slot, *prompt)  # frames of it that are still queued become None
 
     def extend(self, slot, rows, ended):
         self.device.wait(self.device.queued)  # on a CPU a frame reads its text row when it is computed
@@ -179,7 +180,7 @@ def load():
             device = Device(random.Random(seed) if follows else None)
 
             class Pretended(ProbedBackend):
-                def load(self, slots: int, max_positions: int) -> LoadedModel:
+                def load(self, slots: int, max_positions: int, pages: int | None = None) -> LoadedModel:
                     model = super().load(slots, max_positions)
                     self.decoder = QueuedDecoder(model.decoder, device, width)
                     recent = self.decoder.recent_codes

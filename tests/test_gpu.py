@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from streams import PUBLISHED, SETTINGS, decoder_over, interleaved, same, say, start
-from waiting import run_all
+from waiting import run_all, until
 
 from qwen_megakernel import SamplingParams, TTSEngine, cli
 from qwen_megakernel.backend import vocoder_weights
@@ -79,6 +79,37 @@ def test_the_kernel_speaks_with_fp8_weights(tmp_path, weights):
     assert name == stored_name == weights
     assert np.array_equal(at_load.codes, stored.codes) and np.array_equal(at_load.samples, stored.samples)
     assert not np.array_equal(at_load.codes, said("demo")[1].codes)
+
+
+@hopper
+def test_who_shares_memory_says_what_is_said_with_a_slot_each(fresh_seed):
+    """64 at once, some in pieces and some cancelled, in the memory of five slots."""
+    options = {"backend": "megakernel", "max_streams": 64, "max_positions": 512, "max_queue": 64, "queue_timeout": 600}
+    said, memory = [], None
+    for _ in range(2):
+        rng = random.Random(fresh_seed)
+        with TTSEngine.load("demo", kv_memory=memory, **options) as engine:
+            stack, utterances = engine.config.talker.stack, []
+            for seed in range(100):
+                text, in_pieces = TEXT * rng.randint(1, 3), rng.random() < 0.3
+                utterance = engine.submit(None if in_pieces else text, sampling=SamplingParams(seed=seed))
+                if in_pieces:
+                    utterance.push_text(text)
+                    utterance.end_text()
+                utterances.append(utterance)
+            gone = rng.sample(utterances, 10)
+            for utterance in gone:
+                utterance.cancel()
+            audios = [utterance.result() for utterance in utterances]
+            assert {audio.finish_reason for audio in audios} <= {"eos", "cancelled", "runaway"}
+            said.append([a for u, a in zip(utterances, audios, strict=True) if u not in gone])
+            until(lambda: engine.snapshot().at_rest)
+            pages = engine.snapshot().pages
+        assert pages == (64 if memory is None else 5) * 8
+        memory = 5.01 * 512 * 4 * stack.num_layers * stack.num_kv_heads * stack.head_dim / 2**30
+    assert all(
+        np.array_equal(a.codes, b.codes) and np.array_equal(a.samples, b.samples) for a, b in zip(*said, strict=True)
+    )
 
 
 @pytest.mark.parametrize("model", ["tiny", "demo"])

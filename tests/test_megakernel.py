@@ -21,7 +21,7 @@ from qwen_megakernel.checkpoint.load import DEMO_FOLDER
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
 from qwen_megakernel.choices import WEIGHTS
 from qwen_megakernel.errors import KernelFault
-from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.model.prompt import Prefix, Prompt
 from qwen_megakernel.model.sampling import Code0Rules, Draw, gumbel_noise
 from qwen_megakernel.model.transformer import Embeddings, KVCache, Transformer, apply_rope, rms_norm
 from qwen_megakernel.sampling_params import GREEDY, SamplingParams
@@ -314,6 +314,47 @@ def test_10_000_frames_are_the_same_in_any_company(model):
                 assert torch.equal(torch.stack(said), alone[which][: len(said)]), which
                 free.append(slot)
                 del running[slot]
+
+
+@pytest.mark.parametrize("streams", [1, 4, 11])
+@torch.inference_mode()
+def test_pages_in_no_order_say_what_pages_in_order_say(model, streams):
+    """Codes, hidden states, logits, and keys and values to the bit: prompts by columns and by many rows, openings that
+    are computed, kept and copied, frames over the edges of pages. Others' pages, which hold no numbers, stay so."""
+    config, _, kernel = model
+    kv = kernel.buffers["kv"]
+    openings = [(Prefix(n), random_prompt(config, n).rows) for n in (9, 70, 130)]
+    prompts = []
+    for slot in range(streams):
+        prompt, (prefix, rows) = random_prompt(config, (1, 20, 62, 63, 64, 100, 300)[slot % 7]), openings[slot % 3]
+        with_opening = dataclasses.replace(prompt, rows=torch.cat([rows, prompt.rows]), prefix=prefix)
+        prompts.append(with_opening if slot % 4 else prompt)
+    order = torch.randperm(kernel.pages).tolist()
+    shuffled = []
+    for prompt in prompts:
+        needed = -(-(len(prompt.rows) - 1 + 80) // PAGE)
+        shuffled.append([order.pop() for _ in range(needed)])
+    said = []
+    for pages in ([()] * streams, shuffled):
+        kernel.prefixes.clear()
+        kv.fill_(torch.nan)
+        seen = observed(kernel, config)
+        for slot, prompt in enumerate(prompts):
+            sampling = SamplingParams(seed=slot).over(MIXED[slot % len(MIXED)]).over(config.sampling)
+            kernel.start(slot, prompt, sampling, pages[slot])
+        frames = [step(kernel, range(streams), *seen) for _ in range(80)]
+        own = [list(pages[slot] or range(slot * kernel._pages, (slot + 1) * kernel._pages)) for slot in range(streams)]
+        held = [kv[own[slot][: len(shuffled[slot])]] for slot in range(streams)]
+        said.append([x.nan_to_num(0) for frame in frames for x in frame] + [x.nan_to_num(0) for x in held])
+    kernel._launcher.observe(None, None, None)
+    assert all(map(torch.equal, *said)) and kv[order].isnan().all()
+    with pytest.raises(ValueError, match="full"):
+        for _ in range(PAGE):
+            step(kernel, [0])
+    for wrong in (-1, kernel.pages):
+        with pytest.raises(RuntimeError, match=f"0..{kernel.pages - 1}, got {wrong}"):
+            kernel.start(0, prompts[0], sampling, [wrong])
+    kv.zero_()
 
 
 @pytest.mark.parametrize("streams", [1, 3, 5, 8, 16])

@@ -32,7 +32,9 @@ def spy_on_start(monkeypatch):
     def attach(engine) -> list:
         prompts, start = [], engine.probes.decoder.start
         monkeypatch.setattr(
-            engine.probes.decoder, "start", lambda slot, prompt, s: (prompts.append(prompt), start(slot, prompt, s))
+            engine.probes.decoder,
+            "start",
+            lambda slot, prompt, *how: (prompts.append(prompt), start(slot, prompt, *how)),
         )
         return prompts
 

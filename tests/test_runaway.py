@@ -39,7 +39,7 @@ def engine(backend):
 def force(engine, monkeypatch, frames: Frames) -> list[Prompt]:
     """The decoder says exactly these frames; None is end of speech. Prompts that it is given."""
     said, prompts = iter(frames), []
-    monkeypatch.setattr(engine.probes.decoder, "start", lambda slot, prompt, sampling: prompts.append(prompt))
+    monkeypatch.setattr(engine.probes.decoder, "start", lambda slot, prompt, *_: prompts.append(prompt))
     monkeypatch.setattr(engine.probes.decoder, "launch", lambda slots: None)
     monkeypatch.setattr(engine.probes.decoder, "collect", lambda: [next(said)])
     return prompts
@@ -327,7 +327,7 @@ def ends(engine, monkeypatch, whys: list[str]) -> list[int]:
     """So does each utterance end. The seeds that they are said with."""
     seeds, frames, whys = [], iter(()), iter(whys)
 
-    def start(_slot, _prompt, sampling) -> None:
+    def start(_slot, _prompt, sampling, _pages) -> None:
         nonlocal frames
         seeds.append(sampling.seed)
         frames = iter(

@@ -12,6 +12,7 @@ import torch
 from waiting import slow_case
 
 from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES, LoadedModel
+from qwen_megakernel.backend.sizes import PAGE_POSITIONS
 from qwen_megakernel.engine.admission import ENDS
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.device_pipeline import Launch
@@ -52,8 +53,10 @@ class Decoder:
 
     max_positions = 2048
 
-    def __init__(self, gpu: Gpu, slots: int, width: int):
-        self.gpu, self.slots, self.width, self.narrow = gpu, slots, width, min(width, 16)
+    def __init__(self, gpu: Gpu, slots: int, width: int, pages: int):
+        self.gpu, self.slots, self.pages = gpu, slots, pages
+        self.width, self.narrow = width, min(width, 16)
+        self.filled = {}  # by page: the stream whose keys and values it holds, and which of its pages it is
         self.streams: dict[int, SimpleNamespace] = {}
         self.ring = [[None] * RECENT_FRAMES for _ in range(slots)]
         self.launches, self.order, self.failing = [], [], None
@@ -63,15 +66,26 @@ class Decoder:
             self.failing = None
             raise error
 
-    def start(self, slot, prompt, sampling):
+    def start(self, slot, prompt, sampling, pages):
         self.fail("start", RuntimeError("start"))
         self.gpu.compute(0.3)
         self.gpu.queue(1.0)
         if slot in self.streams:
             self.streams[slot].over = True
         self.streams[slot] = SimpleNamespace(
-            left=prompt.frames, rows=len(prompt.trailing), text_open=prompt.text_open, launched=0, over=False
-        )
+            left=prompt.frames, rows=len(prompt.trailing), text_open=prompt.text_open, launched=0, over=False,
+            pages=pages, position=0,
+        )  # fmt: skip
+        self.fill(self.streams[slot], len(prompt.rows) - 1)
+
+    def fill(self, stream, positions: int) -> None:
+        """Keys and values of its next positions. It must find all before them, and have a page for each."""
+        for position in range(stream.position, stream.position + positions) if self.pages else ():
+            number, offset = divmod(position, PAGE_POSITIONS)
+            if offset == 0:
+                self.filled[stream.pages[number]] = stream, number
+            assert all(self.filled[page] == (stream, n) for n, page in enumerate(stream.pages[: number + 1]))
+        stream.position += positions
 
     def extend(self, slot, rows, ended):
         self.streams[slot].rows += len(rows)
@@ -88,6 +102,7 @@ class Decoder:
             self.ring[slot][stream.launched % RECENT_FRAMES] = stream, stream.launched
             frames.append((stream, stream.launched))
             stream.launched += 1
+            self.fill(stream, 1)
         self.gpu.compute(0.05)
         self.launches.append((self.gpu.queue(1.46 + 0.047 * (len(slots) - 1)), frames))
 
@@ -109,8 +124,15 @@ class Decoder:
         self.streams.clear()
 
 
+def sound_of(numbers: torch.Tensor) -> torch.Tensor:
+    """[...] -> [..., SAMPLES]: loud, and its first sample tells the number."""
+    sound = torch.full((*numbers.shape, SAMPLES), 0.5)
+    sound[..., ::2] = numbers[..., None] / 4096
+    return sound
+
+
 class Vocoder:
-    """A frame's samples are its number; it reads them in the decoder's ring, where they must still lie."""
+    """A frame's sound tells its number; it reads them in the decoder's ring, where they must still lie."""
 
     groups, steady = GROUPS, False
 
@@ -150,7 +172,7 @@ class Vocoder:
             for i in range(len(row)):
                 lies = self.decoder.ring[slot][(begin + i) % RECENT_FRAMES]
                 assert lies == (self.decoder.streams[slot], begin + i), "overwritten before it was read"
-                row[i] = (begin + i) / 4096
+            row[:] = sound_of(torch.arange(begin, begin + len(row)))
         self.pushed.append(list(frames))
         self.heard.append(([self.decoder.streams[slot] for slot in slots], list(frames)))
         self.gpu.compute(0.02)
@@ -167,22 +189,25 @@ class Vocoder:
 
     def push(self, slots, codes):
         self.gpu.compute(0.3 * codes.shape[0] * codes.shape[1])
-        return (codes[:, :, :1] / 4096).expand(-1, -1, SAMPLES).flatten(1)
+        return sound_of(codes[:, :, 0]).flatten(1)
 
 
 class Engine:
     """A core whose loop's turns are taken here."""
 
-    def __init__(self, slots=64, max_queue=64, queue_timeout=5.0, *, width=8, most_frames=128, follows=True):
+    def __init__(
+        self, slots=64, max_queue=64, queue_timeout=5.0, *, width=8, most_frames=128, follows=True, pages=0, **options
+    ):
+        """`pages`: of keys and values, which the slots share; 0: they share none."""
         self.gpu = Gpu()
-        self.decoder = Decoder(self.gpu, slots, width)
+        self.decoder = Decoder(self.gpu, slots, width, pages)
         self.vocoder = Vocoder(self.gpu, self.decoder, follows, most_frames)
-        limits = EngineOptions(max_streams=slots, max_queue=max_queue, queue_timeout=queue_timeout, kept_voices=4)
+        options |= {"max_streams": slots, "max_queue": max_queue, "queue_timeout": queue_timeout, "kept_voices": 4}
         self.core = EngineCore(
             LoadedModel(None, self.decoder, self.vocoder, lambda: None),
             sample_rate=RATE,
             device=torch.device("cpu"),
-            limits=limits,
+            limits=EngineOptions(**options),
             clock=self.gpu.monotonic,
         )
         self.admission, self.loop, self.slots = self.core.admission, self.core.loop, self.core.loop.slots
@@ -190,17 +215,30 @@ class Engine:
         self.refused = 0
 
     def submit(
-        self, frames, schedule=(1, 2, 4, 8), rows=None, voice=None, max_frames=4000, speed=1.0, reproducible=False
+        self,
+        frames,
+        schedule=(1, 2, 4, 8),
+        rows=None,
+        voice=None,
+        max_frames=4000,
+        speed=1.0,
+        reproducible=False,
+        letters=0,
+        prompt_rows=20,
     ) -> SpeechSequence | None:
-        """`rows`: of the text, of which more will come; None: it is whole."""
+        """`rows`: of the text, of which more will come; None: it is whole. `letters`: of the text so far, by which the
+        runaway guard knows how long speech should take; 0: there is no guard."""
         wanted = {"max_frames": max_frames, "chunk_frames": schedule, "speed": speed, "reproducible": reproducible}
-        untouched = {"runaway_guard": False, "trim": "none", "silence_s": 0.05, "before_s": 0.0, "after_s": 0.0}
+        wanted |= {"runaway_guard": letters > 0, "judge_length": True}
+        untouched = {"trim": "none", "silence_s": 0.05, "before_s": 0.0, "after_s": 0.0}
         who = {"seed": 1, "sampling": SamplingParams(seed=1), "conditioning": SimpleNamespace(voice=voice)}
         request = SimpleNamespace(**wanted, **untouched, **who)
         stream = self.core.new_sequence(request, None, None)
         stream.stopwatch.arrived = self.gpu.now
+        stream.add_text("a" * letters)
         trailing = torch.zeros(1 if rows is None else rows, 1)
-        prompt = SimpleNamespace(rows=torch.zeros(20, 1), trailing=trailing, frames=frames, text_open=rows is not None)
+        before = torch.zeros(prompt_rows, 1)
+        prompt = SimpleNamespace(rows=before, trailing=trailing, frames=frames, text_open=rows is not None)
         try:
             self.admission.admit(stream)
         except EngineBusy:
@@ -210,7 +248,8 @@ class Engine:
         self.streams.append(stream)
         return stream
 
-    def push_text(self, stream: SpeechSequence, rows: int, ended: bool = False) -> None:
+    def push_text(self, stream: SpeechSequence, rows: int, ended: bool = False, letters: int = 0) -> None:
+        stream.add_text("a" * letters)
         stream.input.rows.put((torch.zeros(rows, 1), ended))
         self.admission.wake()
 

@@ -386,7 +386,7 @@ class KernelStandIn(TorchFrameDecoder):
         self.said = []
         return self.hidden, self.logits
 
-    def start(self, slot, prompt, sampling):
+    def start(self, slot, prompt, sampling, pages=()):
         rows = {name: getattr(prompt, name).float() for name in ("rows", "trailing", "pad")}
         self.prompt = replace(prompt, **rows)
         super().start(slot, self.prompt, sampling)

@@ -1,4 +1,5 @@
 // The frame kernel for Python: checks every tensor, keeps the slots' counters, fills FrameParams, launches.
+#include <algorithm>
 #include <array>
 #include <map>
 #include <string>
@@ -18,6 +19,7 @@ struct Slot {
   qmk::Column column{};                              // of the next launch, but for its text row
   torch::Tensor pages, seen, row, residual, recent;  // kept alive
   torch::Tensor text, pad, input_text;               // bf16 [n][hidden], [hidden], [hidden]
+  int64_t positions = 0;                             // that its pages hold
   bool talked = false;                               // the talker's layers took its next input: residual is there
 };
 
@@ -118,12 +120,19 @@ class Launcher {
     check_cuda(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream(device_.index())));
   }
 
-  // A new sequence in a slot, at position 0. Tensors belong to the slot; `row` is its next input. kept: keys and values
-  // bf16 [pages][...] of a prompt's first `rows` rows, or none.
-  void begin(int64_t slot, const torch::Tensor& pages, const torch::Tensor& seen, const torch::Tensor& row,
-             const torch::Tensor& residual, const torch::Tensor& recent, const c10::optional<torch::Tensor>& kept,
-             int64_t rows) {
+  // A new sequence in a slot, at position 0. ids: the pages that hold its positions, in order. Tensors belong to the
+  // slot; `pages` is its page table, `row` its next input. kept: keys and values bf16 [pages][...] of a prompt's first
+  // `rows` rows, or none.
+  void begin(int64_t slot, const std::vector<int>& ids, const torch::Tensor& pages, const torch::Tensor& seen,
+             const torch::Tensor& row, const torch::Tensor& residual, const torch::Tensor& recent,
+             const c10::optional<torch::Tensor>& kept, int64_t rows) {
     Slot& s = at(slot);
+    const torch::Tensor& kv = tensors_.at("kv");
+    const int64_t count = static_cast<int64_t>(ids.size()), copied = kept ? kept->size(0) : 0;
+    TORCH_CHECK(copied <= count && count <= pages.numel(),
+                message("a slot takes ", copied, " to ", pages.numel(), " pages, got ", count));
+    for (const int id : ids)
+      TORCH_CHECK(id >= 0 && id < kv.size(0), message("a page must be in 0..", kv.size(0) - 1, ", got ", id));
     s.pages = pages, s.seen = seen, s.row = row, s.residual = residual, s.recent = recent, s.talked = false;
     qmk::Column& c = s.column;
     c = {};
@@ -133,9 +142,13 @@ class Launcher {
     c.seen = data_of<uint8_t>(seen, "seen", torch::kUInt8, 1);
     c.recent = data_of<int>(recent, "recent", torch::kInt32, qmk::kRecentFrames * qmk::kGroups);
     seen.zero_();
+    // The copy waits for launches that read the old table. torch keeps the pinned memory until then.
+    const auto table = torch::zeros(pages.sizes(), torch::TensorOptions().dtype(torch::kInt32).pinned_memory(true));
+    std::copy(ids.begin(), ids.end(), table.data_ptr<int>());
+    pages.copy_(table, /*non_blocking=*/true);
+    s.positions = count * qmk::kPagePositions;
     if (!kept) return;
-    const int64_t first = slot * pages.numel();
-    tensors_.at("kv").slice(0, first, first + kept->size(0)).copy_(*kept);
+    for (int64_t i = 0; i < copied; i++) kv[ids[i]].copy_((*kept)[i]);
     c.position = static_cast<int>(rows);
   }
   // How a slot's frames are drawn.
@@ -319,8 +332,8 @@ class Launcher {
   }
   void room(const Slot& s, int64_t rows) const {
     TORCH_CHECK(s.pages.defined(), "this slot holds no sequence: start() it first");
-    TORCH_CHECK(s.column.position + rows <= s.pages.numel() * qmk::kPagePositions,
-                message("position ", s.column.position + rows - 1, " is past the slot's ", s.pages.numel(), " pages"));
+    TORCH_CHECK(s.column.position + rows <= s.positions, message("position ", s.column.position + rows - 1,
+                                                                 " is past the ", s.positions, " of the slot's pages"));
   }
   void check_id(int64_t id) const {
     const int64_t ids = tensors_.at("code0_embedding").size(0);

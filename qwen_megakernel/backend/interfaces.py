@@ -34,18 +34,22 @@ class FrameDecoder(Protocol):
     narrow: int
     """Slots of a quick launch. Up to twice as many take less time in two quick ones than in one of all."""
     weight_bytes: int  # memory of everything but keys and values
+    pages: int
+    """Pages of keys and values that the slots share, of PAGE_POSITIONS positions each (sizes.py). 0: they share none,
+    and each slot has room for `max_positions`."""
 
     @property
     def recent_codes(self) -> Tensor | None:
         """int32 [slots, RECENT_FRAMES, groups] on the device, or None. After a launch, in CUDA stream order, row
         f % RECENT_FRAMES holds frame f of a slot. End of speech appears there as a code 0."""
 
-    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
+    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams, pages: Sequence[int] = ()) -> None:
         """Begin a sequence in a slot: prefill the prompt, all but its last row at least. A prompt's prefix is computed
         separately. Its keys and values are kept as long as the `Prefix` lives, and other prompts with that prefix copy
         them.
         `slot`: 0..slots-1; its old content is lost. `prompt`: at most `max_positions` - 1 rows. `sampling`: every field
-        set; the seed too if anything is drawn."""
+        set; the seed too if anything is drawn. `pages`: that hold its positions, in order; no sequence that may still
+        be launched has one of them. Empty: the slot's own, in a decoder with pages for every slot."""
 
     def extend(self, slot: int, rows: Tensor, ended: bool) -> None:
         """Append text rows [n, hidden] to the slot's trailing rows, for a text that comes in pieces. `ended`: they are

@@ -210,14 +210,15 @@ class MegakernelFrameDecoder:
         *,
         slots: int,
         max_positions: int,
+        pages: int | None = None,
         tables: bool | None = None,
         extension: ModuleType | None = None,
     ):
         """`tensors`: every `talker.*` tensor, bf16 on one CUDA device. FP8 parts (fp8.py) are float8_e4m3fn with
-        scales. `tables`: look up what layer 0 of the code predictor makes of a code, which changes no code; None: if
-        there is room (`why_no_tables`). `extension`: `Build.load`'s, for these weights; None: it is loaded here. Raises
-        BackendError: the kernel was not written for these dims, or cannot be compiled here. KernelFault: the GPU gave
-        up while it filled the tables."""
+        scales. `pages`: that the slots share; None: `max_positions` for each. `tables`: look up what layer 0 of the
+        code predictor makes of a code, which changes no code; None: if there is room (`why_no_tables`). `extension`:
+        `Build.load`'s, for these weights; None: it is loaded here. Raises BackendError: the kernel was not written for
+        these dims, or cannot be compiled here. KernelFault: the GPU gave up while it filled the tables."""
         talker = config.talker
         device = tensors["talker.model.norm.weight"].device
         if obstacle := why_other_sizes(config):
@@ -229,11 +230,12 @@ class MegakernelFrameDecoder:
         self.width = columns = _columns(talker, slots, extension)
         self.narrow = min(columns, extension.MOST_COLUMNS)
         self._eos_id = talker.codec_eos_id
-        self._pages = -(-max_positions // PAGE_POSITIONS)
+        self._pages = -(-max_positions // PAGE_POSITIONS)  # of a slot, at most
+        self.pages = pages or slots * self._pages
         self.buffers = {
             **_pack_weights(talker, tensors, fp8, self._pages * PAGE_POSITIONS, extension.BLOCKS),
             **_make_exchange(talker, extension.MOST_COLUMNS, columns, extension.BLOCKS, device),
-            **_make_key_values(talker, slots * self._pages, columns, extension, device),
+            **_make_key_values(talker, self.pages, columns, extension, device),
         }
         if columns > extension.MOST_COLUMNS:
             self.buffers |= _make_batch(talker, extension.BATCH_COLUMNS, device)
@@ -262,8 +264,7 @@ class MegakernelFrameDecoder:
         self._sequences: dict[int, SlotSequence] = {}
         self._launches: deque[list[SlotSequence]] = deque()  # uncollected
         self.prefixes: WeakKeyDictionary[Prefix, Tensor] = WeakKeyDictionary()
-        pages = torch.arange(slots * self._pages, dtype=torch.int32, device=device)
-        self._page_tables = pages.view(slots, self._pages)
+        self._page_tables = torch.zeros(slots, self._pages, dtype=torch.int32, device=device)
         self._rows = torch.zeros(slots, stack.hidden_size, device=device)  # next inputs
         residuals = torch.zeros_like(self._rows)  # of prompts' last rows, behind the talker
         self._seen = torch.zeros(slots, talker.vocab_size, dtype=torch.uint8, device=device)
@@ -276,22 +277,23 @@ class MegakernelFrameDecoder:
         self._of_slot = list(zip(*of_slot, strict=True))
 
     @torch.inference_mode()
-    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
+    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams, pages: Sequence[int] = ()) -> None:
         last = len(prompt.rows) - 1
         check_start(self, slot, len(prompt.rows))
+        pages = pages or range(slot * self._pages, (slot + 1) * self._pages)
         if slot in self._sequences:
             self._sequences[slot].over = True
         self._sequences[slot] = SlotSequence(
             trailing=prompt.trailing.contiguous(),
             pad=prompt.pad.contiguous(),
             text_open=prompt.text_open,
-            frames=self.max_positions - last,
+            frames=min(self.max_positions, len(pages) * PAGE_POSITIONS) - last,
         )
         # Few calls, because each lets other threads run Python. What can wait comes after the kernel's launch.
         prefix = prompt.prefix
         kept = prefix and self.prefixes.get(prefix)
         done = prefix.rows if prefix else 0
-        self._launcher.begin(slot, *self._of_slot[slot], kept, done)
+        self._launcher.begin(slot, pages, *self._of_slot[slot], kept, done)
         if prefix and kept is None:
             self._keep_prefix(slot, prefix, prompt.rows[: prefix.rows])
         if last - done >= LEAST:
@@ -308,15 +310,15 @@ class MegakernelFrameDecoder:
         """Compute the prefix's keys and values in the slot, and keep a copy of its pages."""
         rows = rows.float()
         self._launcher.prefill(slot, rows[self._prefill_many(slot, rows, 0) :])  # by columns what `PagedPrefill` left
-        first = slot * self._pages
-        self.prefixes[prefix] = self.buffers["kv"][first : first + -(-len(rows) // PAGE_POSITIONS)].clone()
+        pages = self._page_tables[slot, : -(-len(rows) // PAGE_POSITIONS)]
+        self.prefixes[prefix] = self.buffers["kv"].index_select(0, pages)
 
     def _prefill_many(self, slot: int, rows: Tensor, position: int) -> int:
         """Prefill by `PagedPrefill` while there are many rows. Returns how many it took."""
         rest = len(rows) % MOST
         many = len(rows) - rest if rest < LEAST else len(rows)
         if many:
-            self._long.run(slot * self._pages, rows[:many], position)
+            self._long.run(self._page_tables[slot], rows[:many], position)
             self._launcher.seek(slot, position + many, 0)
         return many
 

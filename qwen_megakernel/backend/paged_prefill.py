@@ -42,7 +42,7 @@ class PagedPrefill:
         pages: int,
     ):
         """`buffers`: the frame decoder's: kv, ribbon, norms and RoPE tables by their names there. `places`: of the
-        matrices of a layer. `page`: positions of a page. `pages`: how many a slot has; they are consecutive."""
+        matrices of a layer. `page`: positions of a page. `pages`: of a slot, at most."""
         self._extension = extension
         self._config = config
         self._w = {name.removeprefix("talker."): t for name, t in buffers.items() if name.startswith("talker.")}
@@ -53,7 +53,7 @@ class PagedPrefill:
         self._plain = {p.name: torch.empty(p.shape, dtype=torch.bfloat16, device=device) for p in places}
         self._rows = torch.zeros(MOST, config.hidden_size, device=device)
         self._at = torch.zeros(MOST, dtype=torch.int64, device=device)
-        self._pages = torch.arange(pages, device=device)
+        self._pages = torch.zeros(pages, dtype=torch.int64, device=device)
         self._limit = pages * page
         pool = torch.cuda.graph_pool_handle()
         lengths = sorted({attended(positions, self._limit) for positions in range(1, self._limit + 1)})
@@ -63,9 +63,10 @@ class PagedPrefill:
                 with capturing(device):
                     self._graphs[rows, length] = capture(partial(self._layers, rows, length), pool)
 
-    def run(self, first_page: int, rows: Tensor, position: int) -> None:
-        """Compute keys and values of consecutive rows. `first_page`: the slot's first page. `rows`: fp32 [n, hidden].
-        `position`: of the first row; earlier positions are in the pages already."""
+    def run(self, pages: Tensor, rows: Tensor, position: int) -> None:
+        """Compute keys and values of consecutive rows. `pages`: the slot's page table, int32 [pages]. `rows`: fp32
+        [n, hidden]. `position`: of the first row; earlier positions are in the pages already."""
+        self._pages.copy_(pages)
         for part in rows.split(MOST):
             n = len(part)
             size = next(size for size in _ROWS if n <= size)
@@ -74,7 +75,6 @@ class PagedPrefill:
             self._rows[n:size].copy_(part[-1:].expand(size - n, -1))
             torch.arange(position, position + size, out=self._at[:size])
             self._at[:size].clamp_(max=position + n - 1)
-            torch.arange(first_page, first_page + len(self._pages), out=self._pages)
             self._graphs[size, attended(position + n, self._limit)].replay()
             position += n
 

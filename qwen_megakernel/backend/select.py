@@ -61,9 +61,10 @@ class Backend:
     void: Callable[[], None] | None = None
 
     def frame_decoder(
-        self, tensors: Mapping[str, Tensor], *, slots: int, max_positions: int
+        self, tensors: Mapping[str, Tensor], *, slots: int, max_positions: int, pages: int | None = None
     ) -> tuple[Embeddings, FrameDecoder]:
-        """Row maker and frame decoder over every `talker.*` tensor. PyTorch's dequantises E4M3 weights."""
+        """Row maker and frame decoder over every `talker.*` tensor. PyTorch's dequantises E4M3 weights. `pages`: that
+        the kernel's slots share; None: enough for all of them."""
         config = self.checkpoint.config
         if self.name == "torch":
             embeddings, plain = Embeddings(config.talker, tensors), dequantized(tensors, self.dtype)
@@ -71,15 +72,18 @@ class Backend:
         assert self.build, "`Selection.choose` has made it"
         extension = self.build.load()
         embeddings = Embeddings(config.talker, tensors, extension)
-        decoder = MegakernelFrameDecoder(config, tensors, slots=slots, max_positions=max_positions, extension=extension)
+        decoder = MegakernelFrameDecoder(
+            config, tensors, slots=slots, max_positions=max_positions, pages=pages, extension=extension
+        )
         embeddings.share([decoder.buffers["code0_embedding"], *decoder.buffers["code_embedding"]])
         return embeddings, decoder
 
     @torch.inference_mode()
-    def load(self, slots: int, max_positions: int) -> LoadedModel:
-        """Put the model onto the device. Raises CheckpointError or BackendError: it cannot be loaded here."""
+    def load(self, slots: int, max_positions: int, pages: int | None = None) -> LoadedModel:
+        """Put the model onto the device. `pages`: see `frame_decoder`. Raises CheckpointError or BackendError: it
+        cannot be loaded here."""
         config, tensors = self.checkpoint.config, self.checkpoint.talker(self.device, self.dtype, self.fp8)
-        embeddings, decoder = self.frame_decoder(tensors, slots=slots, max_positions=max_positions)
+        embeddings, decoder = self.frame_decoder(tensors, slots=slots, max_positions=max_positions, pages=pages)
         del tensors  # the kernel has its own copy; this makes room for the vocoder's weights
         model = LoadedModel(embeddings, decoder, self.vocoder(slots, decoder.recent_codes), check_device)
         if self.device.type != "cpu":

@@ -59,6 +59,7 @@ class TorchFrameDecoder:
         self.slots = slots
         self.max_positions = max_positions
         self.width = self.narrow = 1
+        self.pages = 0
         self.recent_codes = None
         self.weight_bytes = sum(t.nbytes for name, t in tensors.items() if "text_embedding" not in name)
         self._eos_id = config.talker.codec_eos_id
@@ -73,7 +74,7 @@ class TorchFrameDecoder:
         self._launches: deque[tuple[list[_Sequence], Callable[[int], Tensor]]] = deque()
 
     @torch.inference_mode()
-    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
+    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams, pages: Sequence[int] = ()) -> None:
         last = len(prompt.rows) - 1
         check_start(self, slot, len(prompt.rows))
         if slot in self._sequences:

@@ -72,7 +72,7 @@ class DevicePipeline:
         if prompt is None:
             return  # another thread has ended it meanwhile
         sequence.steady = self._vocoder.steady
-        self.decoder.start(sequence.slot, prompt, sequence.request.sampling)
+        self.decoder.start(sequence.slot, prompt, sequence.request.sampling, sequence.pages)
         self._in_turn(self._vocoder.reset, sequence.slot)
         voice = sequence.request.conditioning.voice
         if voice is None or voice.ref_codes is None:
@@ -100,13 +100,16 @@ class DevicePipeline:
             del self.references[next(iter(self.references))]
         sequence.reference_heard()
 
-    def read_text(self, sequence: SpeechSequence) -> None:
-        """Give the frame decoder the text rows that came for a sequence since it was started."""
+    def read_text(self, sequence: SpeechSequence) -> bool:
+        """Give the frame decoder the text rows that came for a sequence since it was started. Returns whether they
+        complete the text."""
+        was_open = not sequence.text_complete
         incoming = sequence.input.rows
         while not incoming.empty():
             rows, sequence.text_complete = incoming.get()
             sequence.text_rows += len(rows)
             self.decoder.extend(sequence.slot, rows, sequence.text_complete)
+        return was_open and sequence.text_complete
 
     def _in_turn(self, function: Callable[..., Any], *args: Any) -> Any:
         """A call of the vocoder, after the pushes that it was given."""

@@ -48,6 +48,7 @@ class Loop:
 
     def _use(self, pipeline: DevicePipeline) -> None:
         self.pipeline = pipeline
+        self.slots.use(pipeline.decoder)
         self._scheduler = Scheduler(pipeline.decoder.width, pipeline.decoder.narrow, pipeline.most_frames)
 
     @torch.inference_mode()
@@ -122,7 +123,8 @@ class Loop:
 
     def _read_news(self, sequence: SpeechSequence) -> str | None:
         if sequence.state is not State.PREFILLING and not sequence.input.cancelled:
-            self.pipeline.read_text(sequence)
+            if self.pipeline.read_text(sequence):
+                self.slots.trim(sequence)
         return "cancelled" if sequence.input.cancelled else None
 
     def _see_codes(self, launch: Launch) -> None:

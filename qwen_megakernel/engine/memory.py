@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import torch
 
 from qwen_megakernel.backend.interfaces import FEW_SLOTS, LoadedModel
+from qwen_megakernel.backend.select import Backend
+from qwen_megakernel.backend.sizes import PAGE_POSITIONS
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 from qwen_megakernel.checkpoint.fp8 import part_of
 from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, talker_tensors, vocoder_tensors
 from qwen_megakernel.engine.options import EngineOptions
-from qwen_megakernel.errors import OutOfMemoryError
+from qwen_megakernel.errors import BackendError, OutOfMemoryError
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ class Need:
     talker: int  # weights of talker and code predictor
     vocoder: int  # its weights, fp32
     slot: int  # keys and values of one slot
+    keys_values: int  # of all slots
 
     @classmethod
     def of(cls, config: ModelConfig, dtype: torch.dtype, fp8: Collection[str], options: EngineOptions) -> "Need":
@@ -41,7 +44,8 @@ class Need:
             if name != TEXT_TABLE
         )
         vocoder = sum(4 * math.prod(shape) for shape in vocoder_tensors(config.codec).values())
-        return cls(weights, vocoder, kv_bytes(options, config.talker.stack, dtype) // options.max_streams)
+        stack = config.talker.stack
+        return cls(weights, vocoder, options.max_positions * _row_bytes(stack, dtype), kv_bytes(options, stack, dtype))
 
     def slots_in(self, memory: int) -> int:
         """How many slots fit into `memory` bytes. While the kernel packs the talker's weights, they are there twice."""
@@ -50,10 +54,37 @@ class Need:
         return few if few <= FEW_SLOTS else max(FEW_SLOTS, (left - _BESIDE_MORE) // self.slot)
 
 
+def _row_bytes(stack: StackConfig, dtype: torch.dtype) -> int:
+    """Memory of the talker's keys and values of one position."""
+    return 2 * stack.num_layers * stack.num_kv_heads * stack.head_dim * dtype.itemsize
+
+
 def kv_bytes(options: EngineOptions, stack: StackConfig, dtype: torch.dtype) -> int:
     """Memory of the talker's keys and values."""
-    row = 2 * stack.num_layers * stack.num_kv_heads * stack.head_dim * dtype.itemsize
-    return options.max_streams * options.max_positions * row
+    slots = options.max_streams * options.max_positions * _row_bytes(stack, dtype)
+    return slots if options.kv_memory is None else min(slots, int(options.kv_memory * 2**30))
+
+
+def pages_of_slot(options: EngineOptions) -> int:
+    """Pages of keys and values of a full slot."""
+    return -(-options.max_positions // PAGE_POSITIONS)
+
+
+def shared_pages(options: EngineOptions, stack: StackConfig, backend: Backend) -> int | None:
+    """How many pages of keys and values the slots share; None: `kv_memory` is not given. Raises BackendError: this
+    backend has no pages, or they hold less than one slot, and the longest utterances could never begin."""
+    if options.kv_memory is None:
+        return None
+    if backend.name != "megakernel":
+        raise BackendError("kv_memory needs the megakernel, and PyTorch computes here: leave kv_memory out")
+    slot, page = pages_of_slot(options), PAGE_POSITIONS * _row_bytes(stack, backend.dtype)
+    pages = int(options.kv_memory * 2**30 / page)
+    if pages < slot:
+        raise BackendError(
+            f"kv_memory must be at least {math.ceil(100 * slot * page / 2**30) / 100} GiB, for one utterance of "
+            f"{options.max_positions} positions, got {options.kv_memory:g}; raise it or lower max_positions"
+        )
+    return min(pages, options.max_streams * slot)
 
 
 def memory_of(loaded: LoadedModel, stack: StackConfig, dtype: torch.dtype, options: EngineOptions) -> dict[str, int]:
@@ -73,15 +104,18 @@ def memory_of(loaded: LoadedModel, stack: StackConfig, dtype: torch.dtype, optio
 def told_of_memory(model: str, device: torch.device, need: Need, options: EngineOptions) -> Iterator[None]:
     """If memory is short, raise an error that says what takes it and how much would fit. Raises OutOfMemoryError: at
     once if weights, keys and values alone do not fit; else in place of torch's."""
-    memory, wanted = _memory(device), options.max_streams * need.slot
+    memory, wanted = _memory(device), need.keys_values
     fits = need.slots_in(memory)
+    lower = "kv_memory"
+    if options.kv_memory is None:
+        lower = "max_streams or max_positions, or with the megakernel set kv_memory"
     told = (
         f"{options.max_streams} slots (max_streams) of {options.max_positions} positions (max_positions) take "
         f"{size(wanted)} for keys and values alone, the weights {size(need.talker + need.vocoder)}; "
-        "lower max_streams or max_positions"
+        f"lower {lower}"
     )
     if fits:
-        told += f": about {fits} slots of {options.max_positions} positions fit"
+        told += f": about {fits} slots of {options.max_positions} positions fit ({size(fits * need.slot)})"
     else:
         told += ", take weights='fp8' or a smaller model: not one slot of that size fits"
     # A CPU would grant the memory, and the process would be killed later.

@@ -67,6 +67,8 @@ class EngineOptions:
         max_streams: utterances at once, each in its own slot. Fewer run if the device sustains fewer for live
             listeners, which is measured (`health()["sustained"]`).
         max_positions: rows of one slot: the prompt's and one per frame.
+        kv_memory: GiB of keys and values, which all utterances share (megakernel only). An utterance gets a slot once
+            there is room for all that it can need. None: enough for `max_streams` times `max_positions`.
         max_queue: further utterances that may wait for a slot; any more fail at once with `EngineBusy`.
         queue_timeout: seconds that an utterance waits for a slot before it fails with `EngineBusy`.
         kept_voices: how many voices (with language and instruct) are kept, the latest used: keys and values of the
@@ -92,6 +94,7 @@ class EngineOptions:
     adapters: Annotated[Collection[str | Path], "a LoRA adapter of the model, a folder in PEFT's format"] = ()
     max_streams: Annotated[int, "utterances at once"] = 8
     max_positions: Annotated[int, "positions of a slot: an utterance's prompt and frames"] = 2048
+    kv_memory: Annotated[float | None, "GiB of keys and values for all utterances; default: full slots"] = None
     max_queue: Annotated[int, "utterances that may wait for a slot"] = 8
     queue_timeout: Annotated[float, "seconds that an utterance may wait for a slot"] = 5.0
     kept_voices: Annotated[int, "voices whose beginnings are kept"] = KEPT_VOICES
@@ -108,6 +111,9 @@ class EngineOptions:
             count = getattr(self, name)
             if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < least:
                 raise BackendError(f"{name} must be an integer of at least {least}, got {count!r}")
+        memory = self.kv_memory
+        if memory is not None and (isinstance(memory, bool) or not isinstance(memory, numbers.Real) or not memory > 0):
+            raise BackendError(f"kv_memory must be GiB above 0, got {memory!r}")
         timeout = self.queue_timeout
         if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or not 0 <= timeout <= DAY:
             raise BackendError(f"queue_timeout must be 0 to {DAY} seconds, got {timeout!r}")
@@ -137,6 +143,8 @@ class EngineArguments(TypedDict, total=False):
     """utterances at once"""
     max_positions: int
     """positions of a slot: an utterance's prompt and frames"""
+    kv_memory: float | None
+    """GiB of keys and values for all utterances; default: full slots"""
     max_queue: int
     """utterances that may wait for a slot"""
     queue_timeout: float

@@ -13,6 +13,7 @@ before.
 """
 
 import functools
+import math
 import re
 import unicodedata
 from collections import deque
@@ -99,6 +100,14 @@ class RunawayGuard:
                 return kind
         times = BABBLE_AT_LIMIT if at_limit else BABBLE_TIMES
         return "babble" if self._is_longer_than(times, BABBLE_SLACK) else None
+
+    def longest(self, text_rows: int) -> float:
+        """By how many frames there is a verdict, whatever is said; infinity: perhaps by none. `text_rows`: of the whole
+        text. Only once all of it was added."""
+        if not self._should_take:
+            return math.inf
+        # While the text was open, at most one frame was launched beyond its rows (`SpeechSequence.starved`).
+        return max(int(BABBLE_TIMES * self._should_take + BABBLE_SLACK), text_rows + 1) + 1
 
     @property
     def presentable(self) -> int:

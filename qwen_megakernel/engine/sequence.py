@@ -70,6 +70,9 @@ class SpeechSequence:
         self.text_rows = 0  # trailing rows that the frame decoder has
         self.text_complete = False  # no more text rows will come
         self.max_frames = 0
+        self.longest = 0  # frames that it can need: no more are launched
+        self.pages: list[int] = []  # of keys and values, for all positions that it can need
+        self._prompt_rows = 0
         self.deadline = 0.0  # for getting a slot
         self.slot = NO_SLOT
         self.steady = False  # the vocoder is
@@ -98,13 +101,25 @@ class SpeechSequence:
         self.prompt = prompt
         self.text_rows = len(prompt.trailing)
         self.text_complete = text_complete
-        self.max_frames = min(self.request.max_frames, max_positions - len(prompt.rows) + 1)
+        self._prompt_rows = len(prompt.rows)
+        self.max_frames = self.longest = min(self.request.max_frames, max_positions - len(prompt.rows) + 1)
+        self.limit()
         self.deadline = self.stopwatch.begin() + queue_timeout
         self._state = State.QUEUED
 
-    def enter(self, slot: int) -> None:
-        """It has a slot."""
+    def limit(self) -> None:
+        """Once its text is complete, the guard ends it within a number of frames that is known."""
+        if self.guard and self.text_complete:
+            self.longest = int(min(self.max_frames, self.guard.longest(self.text_rows)))
+
+    def positions(self, frames: int) -> int:
+        """Positions that its prompt and so many frames take. The prompt's last row is the first frame's input."""
+        return self._prompt_rows - 1 + frames
+
+    def enter(self, slot: int, pages: list[int]) -> None:
+        """It has a slot, and pages for `positions(longest)`."""
         self.slot = slot
+        self.pages = pages
         self.stopwatch.mark("queue")
         self._state = State.PREFILLING
 
@@ -140,7 +155,7 @@ class SpeechSequence:
     @property
     def ready(self) -> bool:
         """Can its next frame be launched? Not while the device keeps codes that the vocoder still needs."""
-        busy = self.in_flight or self.missing >= RECENT_FRAMES or self.launched >= self.max_frames
+        busy = self.in_flight or self.missing >= RECENT_FRAMES or self.launched >= self.longest
         running = self._state is State.RUNNING and not self.result.settled
         return running and not busy and not self.starved
 
@@ -175,7 +190,7 @@ class SpeechSequence:
         no more of them, and the runaway guard listens that often. `short`: its chunk ends with them, full or not."""
         if self.missing <= 0:
             return False
-        last = self.reason is not None or self.launched == self.max_frames
+        last = self.reason is not None or self.launched == self.longest
         most = 1 if self.one_by_one else PUSH_FRAMES
         return last or short or self.missing >= most or self.plan.lacking(self.launched) <= 0
 

@@ -1,8 +1,17 @@
-"""Slots: which sequence has which slot, and who waits for one."""
+"""Slots: which sequence has which slot and which pages of keys and values, and who waits for them.
+
+A sequence gets a slot once there are pages for all positions that it can ever need, and it gets them at once. So it
+never lacks one, whoever comes later, and nobody who has a slot waits for another. What it can need is known: its
+prompt, and frames up to its limit, or up to where the runaway guard ends it at the latest. While its text is open the
+guard cannot tell, so it has pages up to its limit. When the text is complete, those that it cannot need come back.
+A wait for pages is like one for a slot: first come, first served, up to `queue_timeout`.
+"""
 
 from collections import deque
 from collections.abc import Callable
 
+from qwen_megakernel.backend.interfaces import FrameDecoder
+from qwen_megakernel.backend.sizes import PAGE_POSITIONS
 from qwen_megakernel.engine.admission import Admission
 from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
 from qwen_megakernel.errors import EngineBusy
@@ -18,12 +27,43 @@ class Slots:
         self._clock = clock
         self.running: list[SpeechSequence] = []  # with a slot
         self.waiting: deque[SpeechSequence] = deque()  # queued for one, first come, first served
-        self.free = list(range(admission.slots))  # the slots' numbers
+        self.free: list[int] = []  # the slots' numbers
+        self.pages = 0  # in all; 0: slots share none
+        self.free_pages: list[int] = []  # their numbers
+
+    def use(self, decoder: FrameDecoder) -> None:
+        """Give out this decoder's slots and pages from now on. Whoever has one of another decoder must have ended."""
+        self.release()
+        self.free = list(range(decoder.slots))
+        self.pages = decoder.pages
+        self.free_pages = list(range(decoder.pages))
 
     def available(self, sequence: SpeechSequence) -> bool:
         """Can this sequence get a slot? A listener at speed 2 needs the model's audio twice as fast."""
         needed = sum(s.request.speed for s in (sequence, *self.running))
-        return bool(self.free) and (not self.running or needed <= self._admission.sustained)
+        room = bool(self.free) and self._pages(sequence, sequence.longest) <= len(self.free_pages)
+        return room and (not self.running or needed <= self._admission.sustained)
+
+    def _pages(self, sequence: SpeechSequence, frames: int) -> int:
+        """Pages for a sequence's prompt and so many frames."""
+        return -(-sequence.positions(frames) // PAGE_POSITIONS) if self.pages else 0
+
+    @property
+    def reserved_pages(self) -> int:
+        """Pages of running sequences."""
+        return self.pages - len(self.free_pages)
+
+    @property
+    def filled_pages(self) -> int:
+        """Those of them that hold keys and values by now. Any thread may ask."""
+        return sum(self._pages(s, s.launched) for s in self.running.copy())
+
+    def trim(self, sequence: SpeechSequence) -> None:
+        """A running sequence's text is complete: take back the pages that it cannot need."""
+        sequence.limit()
+        kept = self._pages(sequence, sequence.longest)
+        self.free_pages += sequence.pages[kept:]
+        del sequence.pages[kept:]
 
     @property
     def seconds_to_deadline(self) -> float | None:
@@ -52,11 +92,14 @@ class Slots:
             if sequence.result.settled:
                 continue
             if available:
-                sequence.enter(self.free.pop())
+                needed = self._pages(sequence, sequence.longest)
+                sequence.enter(self.free.pop(), [self.free_pages.pop() for _ in range(needed)])
                 self.running.append(sequence)
             else:
                 self._admission.tally("timed_out")
                 why = f"no stream became free within {self._queue_timeout:g} s; try later or raise max_streams"
+                if self.free and self._pages(sequence, sequence.longest) > len(self.free_pages):
+                    why = f"no memory became free within {self._queue_timeout:g} s; try later or raise kv_memory"
                 self._admission.settle(sequence, error=EngineBusy(why))
 
     def release(self) -> bool:
@@ -64,6 +107,7 @@ class Slots:
         ended = [s for s in self.running if s.result.settled]
         for sequence in ended:
             self.free.append(sequence.slot)
+            self.free_pages += sequence.pages
             self.running.remove(sequence)
             sequence.forget()
         return bool(ended)

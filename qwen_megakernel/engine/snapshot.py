@@ -35,6 +35,9 @@ class Snapshot:
     held: int  # utterances whose frames wait to share a vocoder push
     slots: int  # of the frame decoder
     free_slots: tuple[int, ...]  # their numbers, sorted
+    pages: int  # of keys and values that the slots share; 0: they share none
+    pages_reserved: int  # of these, for utterances with a slot
+    pages_filled: int  # of those reserved, by now
     free_places: int  # utterances that could be admitted now
     in_flight: int  # launches and pushes that were queued and not collected
     inbox: int  # messages that the engine's thread has not taken
@@ -47,7 +50,7 @@ class Snapshot:
     def at_rest(self) -> bool:
         """Nobody speaks or waits, and nothing is computed."""
         busy = self.sequences or self.unsettled or self.running or self.waiting or self.held or self.in_flight
-        return not busy and self.free_slots == tuple(range(self.slots))
+        return not busy and self.free_slots == tuple(range(self.slots)) and self.pages_reserved == 0
 
     def sequence(self, seed: int) -> SequenceSnapshot | None:
         """The open utterance of a seed; None: there is none."""
@@ -63,8 +66,11 @@ def snapshot_of(core: EngineCore, kept_openings: int) -> Snapshot:
         running=len(slots.running),
         waiting=len(slots.waiting),
         held=len(loop.held),
-        slots=core.slots,
+        slots=pipeline.decoder.slots if pipeline else core.slots,
         free_slots=tuple(sorted(slots.free)),
+        pages=slots.pages,
+        pages_reserved=slots.reserved_pages,
+        pages_filled=slots.filled_pages,
         free_places=len(admission.places),
         in_flight=len(pipeline.in_flight) if pipeline else 0,
         inbox=admission.inbox.qsize(),

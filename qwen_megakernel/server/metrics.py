@@ -58,7 +58,8 @@ class _EngineCollector(Collector):
             return
         engine = self._service.engine
         health = engine.health()
-        for name in ("streams", "running", "queued", "max_streams", "sustained"):
+        load = ("streams", "running", "queued", "max_streams", "sustained", "pages", "pages_reserved", "pages_filled")
+        for name in load:
             yield GaugeMetricFamily(f"{_PREFIX}_{name}", "See TTSEngine.health()", health[name])
         for name, count in engine.metrics().items():
             yield CounterMetricFamily(f"{_PREFIX}_{name}", "See TTSEngine.metrics()", count)

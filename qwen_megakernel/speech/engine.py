@@ -20,7 +20,7 @@ from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.input import Request
-from qwen_megakernel.engine.memory import Need, memory_of, told_of_memory
+from qwen_megakernel.engine.memory import Need, memory_of, pages_of_slot, shared_pages, told_of_memory
 from qwen_megakernel.engine.options import EngineArguments, EngineOptions
 from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
@@ -77,10 +77,11 @@ class TTSEngine:
         self.model = model
         self._backend = backend.name
         self.variant = config.variant
+        pages = shared_pages(options, config.talker.stack, backend)
         need = Need.of(config, backend.dtype, backend.fp8, options)
         self._told_of_memory = partial(told_of_memory, model, backend.device, need, options)
         with self._told_of_memory():
-            loaded = backend.load(options.max_streams, options.max_positions)
+            loaded = backend.load(options.max_streams, options.max_positions, pages)
             spare = backend.spare() if options.fallback else None
             self._prompts = PromptBuilder(config, tokenizer, loaded.embeddings, kept_voices=options.kept_voices)
         self._requests = RequestChecker(checkpoint, self._prompts, allow_foreign_voice=options.allow_foreign_voice)
@@ -96,12 +97,14 @@ class TTSEngine:
         self._width = loaded.decoder.width
         self._voice_encoder = VoiceEncoder(checkpoint)
         self._has_spare = spare is not None
+        # PyTorch's slots share no memory, so the spare has fewer.
+        full_slots = options.max_streams if pages is None else pages // pages_of_slot(options)
         self._core = EngineCore(
             loaded,
             sample_rate=self.sample_rate,
             device=backend.device,
             limits=options,
-            spare=partial(spare.load, options.max_streams, options.max_positions) if spare else None,
+            spare=partial(spare.load, full_slots, options.max_positions) if spare else None,
             void=backend.void,
         )
         self._core.start()
@@ -170,7 +173,8 @@ class TTSEngine:
     def health(self) -> dict[str, Any]:
         """The engine's state. `status` is "ok", "draining", "closed" or "dead" (then with `error`). Of `max_streams`,
         `sustained` run at once for live listeners. `streams` utterances are open: of these, `running` have a slot and
-        `queued` wait for one. `backend` is the attribute."""
+        `queued` wait for one. Of `pages` of keys and values (64 positions each; 0: slots share none), those that run
+        have `pages_reserved`, and have filled `pages_filled`. `backend` is the attribute."""
         admission, slots = self._core.admission, self._core.loop.slots
         status = (
             "dead" if admission.fault else "closed" if admission.closed else "draining" if admission.draining else "ok"
@@ -183,6 +187,9 @@ class TTSEngine:
             "queued": len(slots.waiting),
             "max_streams": self._core.slots,
             "sustained": admission.running_limit,
+            "pages": slots.pages,
+            "pages_reserved": slots.reserved_pages,
+            "pages_filled": slots.filled_pages,
         }
         return health | ({"error": repr(admission.fault)} if admission.fault else {})
 

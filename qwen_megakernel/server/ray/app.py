@@ -62,6 +62,7 @@ class Args(_ServerArgs):
     )
     max_streams: int = Field(64, ge=1, description="Utterances of one replica at once.")
     max_positions: int = Field(1024, ge=1, description="Positions of one utterance: prompt and frames.")
+    kv_memory: float | None = Field(None, gt=0, description="GiB of keys and values for all utterances of one replica.")
     normalize: Annotated[str, _one_of(NORMALIZE)] = Field(
         "off", description="auto turns digits and Markdown into words, docs/text.md."
     )
@@ -129,7 +130,7 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
     replica once the app has started."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
-    passed = {"backend", "device", "weights", "max_streams", "max_positions", "allow_foreign_voice"}
+    passed = {"backend", "device", "weights", "max_streams", "max_positions", "kv_memory", "allow_foreign_voice"}
     queue = max(args.max_streams, _SPARE_REQUESTS)  # room for every request that the router sends
     options = EngineOptions(**args.model_dump(include=passed), max_queue=queue)
     lexicon = Lexicon.load(args.lexicon) if args.lexicon else None
