@@ -12,6 +12,7 @@ from qwen_megakernel.backend.build import Build
 from qwen_megakernel.backend.card import Card, driver_version, find_ninja, find_nvcc, no_nvcc, why_no_gpu
 from qwen_megakernel.backend.megakernel import TABLES_LEAVE, free_memory, table_bytes
 from qwen_megakernel.backend.select import Backend
+from qwen_megakernel.backend.targets import Target
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.choices import DEMO, DEMO_NOTICE, WEIGHTS
 from qwen_megakernel.errors import BackendError
@@ -102,6 +103,8 @@ def _card(selection: Selection) -> dict:
     }
     if card.obstacle is None:
         record = record_of(card)
+        assert card.target, "it has no obstacle"
+        facts["launch"] = _launch(card.target)
         facts["record"] = None if record is None else str(record)
         facts["auto"] = {size: _auto(selection.decide(), size) for size in SIZES.values()}
         facts["tables"] = _tables(selection.device)
@@ -116,6 +119,14 @@ def _auto(decision: Decision, size: str) -> str:
         taken, reason = Evidence.of(evidence.build, size).frame
         backend = "megakernel" if taken else "torch"
     return f"{backend}: {reason}"
+
+
+def _launch(target: Target) -> str:
+    """How many streams share a launch."""
+    narrow = max(target.columns, target.wide)
+    if not target.batch:
+        return f"up to {narrow} streams share one; {target.name} has no kernel for more"
+    return f"up to {narrow} streams share one, and up to {target.batch} where many are open (not 1.7B)"
 
 
 def _tables(device: torch.device) -> str:
@@ -153,6 +164,7 @@ def _print(facts: dict) -> None:
     rows.append(("backend", f"auto takes {facts['backend']} on {facts['device']}: {facts['reason']}"))
     for card in facts["cards"]:
         rows += [(f"auto, {size}", told) for size, told in card.get("auto", {}).items()]
+        rows += [("launch", card["launch"])] if "launch" in card else []
         rows += [("tables", card["tables"])] if "tables" in card else []
         rows += [("verdict", verdict["told"]) for verdict in card.get("verdicts", ())]
     if any(card.get("verdicts") for card in facts["cards"]):

@@ -124,9 +124,8 @@ def _check_frame(model: Model, figures: dict[str, Any]) -> FramePart:
     config, norm = model.config, model.stored["talker.model.norm.weight"]
     sampling, build = SamplingParams().over(config.sampling), model.extension
     tell(done=0.1, what="comparing codes")
-    kernel = MegakernelFrameDecoder(
-        config, model.stored, slots=max(2, build.MOST_COLUMNS), max_positions=POSITIONS, extension=build
-    )
+    slots = max(2, build.MOST_COLUMNS + (8 if build.BATCH_COLUMNS else 0))  # launches of every kernel
+    kernel = MegakernelFrameDecoder(config, model.stored, slots=slots, max_positions=POSITIONS, extension=build)
     tensors = dequantized(model.stored, torch.bfloat16)
     model.stored = {}
 

@@ -27,14 +27,14 @@ megakernel.SPIN_LIMIT = vocoder_recorder.SPIN_LIMIT = 2**31
 GPU = torch.device("cuda")
 
 
-PROMPTS = {1: 280, 3: 9, 8: 4, 16: 14}  # rows before the first frame, by columns of a launch
+PROMPTS = {1: 280, 3: 9, 8: 4, 16: 14, 24: 130}  # rows before the first frame, by columns of a launch
 
 
 def decode(config: ModelConfig, widths: list[int], frames: int) -> None:
     tensors = random_talker(config, GPU, seed=1)
     if args.empty_tables:
         load_extension(GPU).Launcher.fill_tables = lambda _launcher: None
-    kernel = megakernel.MegakernelFrameDecoder(config, tensors, slots=16, max_positions=320, tables=True)
+    kernel = megakernel.MegakernelFrameDecoder(config, tensors, slots=24, max_positions=320, tables=True)
     if args.empty_tables:
         for name in [name for name in kernel.buffers if name.startswith("tables.")]:
             kernel.buffers[name].zero_()

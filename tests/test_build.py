@@ -63,9 +63,11 @@ ptxas info    : Compile time = 510.435 ms
 # ---------------------------------------------------------------- targets
 
 
-@pytest.mark.parametrize("name, numbers", [("sm_86x64", (64, 4, 0, 99, 1)), ("sm_90ax128", (128, 8, 16, 227, 4))])
+@pytest.mark.parametrize(
+    "name, numbers", [("sm_86x64", (64, 4, 0, 0, 99, 1)), ("sm_90ax128", (128, 8, 16, 256, 227, 4))]
+)
 def test_a_targets_flags(name, numbers):
-    names = ("BLOCKS", "COLUMNS", "WIDE_COLUMNS", "SHARED_KB", "PRODUCER_WARPS")
+    names = ("BLOCKS", "COLUMNS", "WIDE_COLUMNS", "BATCH_COLUMNS", "SHARED_KB", "PRODUCER_WARPS")
     assert TARGETS[name].defines == tuple(f"-DQMK_{name}={n}" for name, n in zip(names, numbers, strict=True))
 
 

@@ -134,7 +134,9 @@ def test_frames_are_computed_beside_a_push_unless_a_listener_waits_for_it(monkey
 
 
 def test_sound_goes_out_before_a_prompt_is_computed():
-    model = LoadedModel(None, SimpleNamespace(width=1, narrow=1), SimpleNamespace(follows=False), None, CpuSpeed(1, {1: 0.02}))
+    model = LoadedModel(
+        None, SimpleNamespace(width=1, narrow=1), SimpleNamespace(follows=False), None, CpuSpeed(1, {1: 0.02})
+    )
     pipeline = device_pipeline.DevicePipeline(model, kept_voices=1, clock=lambda: 10.0)
     assert pipeline.has_room and not pipeline.sound_first
     for runs_out, done, room in ((11.0, False, True), (11.0, True, False), (10.08, False, False), (None, False, False)):

@@ -293,6 +293,31 @@ def say(kernel, slot, prompt, sampling, frames):
 def test_10_000_frames_are_the_same_in_any_company(model):
     """Streams join, leave and are cancelled at random; each says what it says alone, byte for byte."""
     config, _, kernel = model
+    check_company(config, kernel)
+
+
+@pytest.mark.parametrize("size", ["0.6b", "0.6b fp8", "demo"])
+@pytest.mark.parametrize("tables", [True, False])
+@torch.inference_mode()
+def test_launches_of_hundreds_say_what_each_says_alone(size, tables):
+    size, *fp8 = size.split()
+    config = config_of(size)
+    tensors = quantized(random_talker(config, GPU, torch.seed() % 2**31), WEIGHTS[fp8[0]] if fp8 else frozenset())
+    kernel = MegakernelFrameDecoder(config, tensors, slots=256, max_positions=320, tables=tables)
+    if kernel.width == kernel.narrow:
+        pytest.skip("this card has no kernel for many columns")
+    slots = random.sample(range(kernel.slots), kernel.slots)
+    prompt, sampling = random_prompt(config, 5), SamplingParams(seed=1).over(config.sampling)
+    alone = say(kernel, 0, prompt, sampling, 4)
+    for width in (17, 64, 100, 256):  # the same in all columns
+        for slot in slots[:width]:
+            kernel.start(slot, prompt, sampling)
+        for frame in range(4):
+            assert (step(kernel, slots[:width])[0] == alone[frame]).all(), (width, frame)
+    check_company(config, kernel)
+
+
+def check_company(config, kernel):
     draw = random.Random(torch.seed())
     requests = []
     for seed in range(12):

@@ -89,7 +89,8 @@ def blocks_per_multiprocessor(target: Target, registers: int, threads: int, shar
 
 
 def compile_frame(nvcc: str, target: Target) -> list[tuple[int, dict[int, Compiled], dict[int, Launch]]]:
-    """Compile a target's one or two frame kernels: for each its columns and what ptxas and footprint.cu say."""
+    """Compile a target's frame kernels. For each of the first one or two its columns, and what ptxas and footprint.cu
+    say; the kernel for many columns checks its own memory."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "footprint"
         source = source_folder() / "frame/footprint.cu"
@@ -103,6 +104,10 @@ def compile_frame(nvcc: str, target: Target) -> list[tuple[int, dict[int, Compil
             rows = [[int(word) for word in line.split()] for line in printed.stdout.splitlines()]
             launches = {width: Launch(*row) for width, *row in rows}
             found.append((columns, parse_ptxas(compiled.stdout + compiled.stderr), launches))
+        if target.batch:
+            source = source_folder() / "frame/frame_batch.cu"
+            flags = [*FLAGS, *target.defines, f"-arch=sm_{target.arch}"]
+            _compile([nvcc, *flags, "-c", "-o", program, source], target.name)
     return found
 
 

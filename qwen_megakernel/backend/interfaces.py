@@ -61,8 +61,9 @@ class FrameDecoder(Protocol):
         The caller stops before a slot is full: each frame needs one more position. A frame may be launched before its
         own text row has come, because only the next frame reads that row. The next frame must wait for it.
 
-        `slots`: 1 to `width` different ones, or PyTorch's `LAUNCH_SLOTS`, each started. Nothing is queued if it raises: ValueError for other
-        slots, a full slot, or one whose text rows have not come; RuntimeError if `AHEAD` launches are uncollected."""
+        `slots`: 1 to `width` different ones, or PyTorch's `LAUNCH_SLOTS`, each started. Nothing is queued if it raises:
+        ValueError for other slots, a full slot, or one whose text rows have not come; RuntimeError if `AHEAD` launches
+        are uncollected."""
 
     def collect(self) -> list[Tensor | SpeechError | None]:
         """Wait for the oldest uncollected launch and return its frames, in the order of its slots. Returns codes int64

@@ -100,8 +100,8 @@ def _pack_weights(
 def _make_exchange(
     config: TalkerConfig, columns: int, many: int, blocks: int, device: torch.device
 ) -> dict[str, Tensor]:
-    """The memory through which blocks of a launch exchange vectors (csrc/frame/params.h, `Exchange`). `many`: columns of
-    the widest launch, which uses two of them."""
+    """The memory through which blocks of a launch exchange vectors (csrc/frame/params.h, `Exchange`). `many`: columns
+    of the widest launch, which uses two of them."""
     stacks = (config.stack, config.code_predictor.stack)
     heads, hidden = max(s.num_heads for s in stacks), max(s.hidden_size for s in stacks)
     mlp = max(padded_mlp(s.intermediate_size) for s in stacks)

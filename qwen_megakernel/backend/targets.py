@@ -41,7 +41,7 @@ class Target:
     def defines(self) -> tuple[str, ...]:
         """The compiler's flags for csrc/frame/dims.cuh. CUDA keeps 1 KB of a block's shared memory for itself."""
         sizes = {"BLOCKS": self.blocks, "COLUMNS": self.columns, "WIDE_COLUMNS": self.wide}
-        sizes["BATCH_COLUMNS"] = self.batch
+        sizes |= {"BATCH_COLUMNS": self.batch}
         sizes |= {"SHARED_KB": self.shared_kb - 1, "PRODUCER_WARPS": 4 if self.arch in _MOVES_REGISTERS else 1}
         return tuple(f"-DQMK_{name}={size}" for name, size in sizes.items())
 

@@ -45,7 +45,8 @@ class Push:
 
 class Scheduler:
     def __init__(self, width: int, narrow: int, most_frames: int):
-        """`width`: the most sequences in a launch. `narrow`: in a quick launch (`FrameDecoder`). `most_frames`: of a vocoder push; 0: sequences share none."""
+        """`width`: the most sequences in a launch. `narrow`: in a quick launch (`FrameDecoder`). `most_frames`: of a
+        vocoder push; 0: sequences share none."""
         self._width = width
         self._narrow = narrow
         self._most_frames = most_frames
