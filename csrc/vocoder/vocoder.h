@@ -96,7 +96,8 @@ struct Layers {
   // What blocks hand each other, a value and its epoch each: [room][hidden], [room][3 * heads * head_dim], [room][heads
   // * head_dim], [room][intermediate].
   uint2 *h, *qkv, *attended, *gated;
-  uint32_t* epoch;           // [1] of the last value published
+  float* vectors;   // the same without epochs, one behind the other: what the launches of a large push hand each other
+  uint32_t* epoch;  // [1] of the last value published
   uint32_t spin_limit;       // polls before a wait gives up
   uint32_t* fault;           // [1] in host memory, not 0 after a wait gave up
   int blocks, shared_bytes;  // of a launch; of a block, which the GPU has room for

@@ -113,7 +113,7 @@ void depthwise_norm(const Tensor& fresh, const Tensor& past, const Tensor& frame
 
 // past: of the embeddings, as `history` takes it. tensors: weights, bias_in, bias_out, inv_freq, rings
 // [slots][layers][2][heads] [ring][head_dim], position, epoch, fault, and what blocks hand each other (h, qkv,
-// attended, gated), int32 [2 * values]; sizes: of the rest of qmk::Layers.
+// attended, gated), int32 [2 * values], and vectors, fp32; sizes: of the rest of qmk::Layers.
 void transform(const Tensor& embedding, const Tensor& past, const Tensor& frames, int64_t room, const Tensor& out,
                const std::map<std::string, Tensor>& tensors, const std::map<std::string, int64_t>& sizes, double eps) {
   const c10::cuda::CUDAGuard guard(embedding.device());
@@ -151,6 +151,7 @@ void transform(const Tensor& embedding, const Tensor& past, const Tensor& frames
   };
   p.h = exchange("h", p.hidden), p.qkv = exchange("qkv", 3 * width);
   p.attended = exchange("attended", width), p.gated = exchange("gated", p.intermediate);
+  p.vectors = data(tensors.at("vectors"), room * (p.hidden + 4 * width + p.intermediate), "vectors");
   p.out = data(out, room * p.columns_out, "out");
   check(qmk::transform(p, stream_of(embedding)));
 }

@@ -55,6 +55,7 @@ class VocoderMemory:
         like = partial(torch.zeros, dtype=torch.int32, device=device)
         # Tensors and sizes for `extension.transform`.
         self.layers = {name: like(most * values, 2) for name, values in exchange.items()} | weights.layers
+        self.layers["vectors"] = torch.empty(most * sum(exchange.values()), device=device)
         self.layers |= {"rings": self.state["rings"], "position": self.position, "fault": self.fault, "epoch": like(1)}
         self.layer_sizes = {"blocks": weights.blocks, "shared_bytes": weights.shared_bytes, "spin_limit": SPIN_LIMIT}
         self.layer_sizes |= {"columns_out": len(weights.layers["bias_out"]), "hidden": config.hidden_size}
