@@ -74,6 +74,11 @@ struct Convolution {
 };
 cudaError_t convolve(const Convolution&, cudaStream_t);
 
+// A convolution and the one of one tap behind it in one launch, if the GPU can for so many channels. It needs neither
+// the input of the second one nor an output of the first. What is written must not be what is read.
+bool can_convolve_unit(int channels);
+cudaError_t convolve_unit(const Convolution&, const Convolution& following, cudaStream_t);
+
 // A depthwise causal convolution of 7 taps, then LayerNorm; out: halves.
 cudaError_t depthwise_norm(const History& in, const float* weight /*[7][channels]*/, const float* bias,
                            const float* gain, const float* shift, float eps, float* out, cudaStream_t);

@@ -69,8 +69,7 @@ struct ConvolutionTensors {
   bool exact;              // products as precise as fp32's, or as TF32's
 };
 
-void convolve(const ConvolutionTensors& t) {
-  const c10::cuda::CUDAGuard guard(t.fresh.device());
+qmk::Convolution convolution_of(const ConvolutionTensors& t) {
   TORCH_CHECK(
       t.weight.dim() == 4 && t.weight.size(3) == 2 * qmk::kChannelTile,
       message("weight must be [taps, channels / ", qmk::kChannelTile, ", columns, ", 2 * qmk::kChannelTile, "]"));
@@ -98,7 +97,18 @@ void convolve(const ConvolutionTensors& t) {
     c.scale = data(*t.scale, c.channels_out, "scale");
   }
   c.exact = t.exact;
-  check(qmk::convolve(c, stream_of(t.fresh)));
+  return c;
+}
+
+void convolve(const ConvolutionTensors& t) {
+  const c10::cuda::CUDAGuard guard(t.fresh.device());
+  check(qmk::convolve(convolution_of(t), stream_of(t.fresh)));
+}
+
+// A convolution and the one of one tap behind it in one launch.
+void convolve_unit(const ConvolutionTensors& first, const ConvolutionTensors& second) {
+  const c10::cuda::CUDAGuard guard(first.fresh.device());
+  check(qmk::convolve_unit(convolution_of(first), convolution_of(second), stream_of(first.fresh)));
 }
 
 void depthwise_norm(const Tensor& fresh, const Tensor& past, const Tensor& frames, int64_t room, int64_t rows,
@@ -350,6 +360,8 @@ void bind_vocoder(pybind11::module_& m) {
            pybind11::kw_only(), "fresh"_a, "past"_a, "frames"_a, "room"_a, "rows"_a, "dilation"_a, "weight"_a, "bias"_a,
            "residual"_a, "out"_a, "activated"_a, "activation"_a, "frequency"_a, "scale"_a, "exact"_a);
   m.def("convolve", &convolve);
+  m.def("convolve_unit", &convolve_unit);
+  m.def("can_convolve_unit", &qmk::can_convolve_unit);
   m.def("depthwise_norm", &depthwise_norm);
   m.def("transform", &transform);
   m.def("convolve_to_sound", &convolve_to_sound);
