@@ -271,26 +271,18 @@ cudaError_t launch_warpgroups(const Convolution& p, int parts, dim3 cluster, cud
                       parts_of_following);
 }
 
-// What a launch depends on besides the convolution.
 template <bool Exact>
-struct Card {
-  int processors = 0;
-  bool warpgroups = has_warpgroups(convolve_by_warpgroup_kernel<64, Exact, false>);
-  bool clusters = has_clusters(convolve_kernel<32, 32, 16, 16, Exact>);
-
-  Card() {
-    int device = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  }
-  int parts(const Convolution& p) const { return clusters ? parts_of(p, warpgroups, processors) : 1; }
-};
-
-template <bool Exact>
-cudaError_t choose(const Convolution& p, cudaStream_t stream) {
-  const Card<Exact> card;
-  const int parts = card.parts(p);
-  const Cut best = quickest(p, p.in.room * p.in.rows, {1, parts}, card.warpgroups, card.processors);
+cudaError_t choose(const Convolution& p, const Convolution* following, cudaStream_t stream) {
+  int device = 0, processors = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  const bool warpgroups = has_warpgroups(convolve_by_warpgroup_kernel<64, Exact, false>);
+  const bool clusters = has_clusters(convolve_kernel<32, 32, 16, 16, Exact>);
+  auto parts_in = [&](const Convolution& c) { return clusters ? parts_of(c, warpgroups, processors) : 1; };
+  const int parts = parts_in(p);
+  if (following)
+    return launch_warpgroups<96, Exact, true>(p, parts, dim3(p.columns / 96), stream, *following, parts_in(*following));
+  const Cut best = quickest(p, p.in.room * p.in.rows, {1, parts}, warpgroups, processors);
   const dim3 cluster(1, 1, best.blocks);
   if (best.warpgroup)
     return best.n == 96 ? launch_warpgroups<96, Exact>(p, parts, cluster, stream)
@@ -304,26 +296,17 @@ cudaError_t choose(const Convolution& p, cudaStream_t stream) {
   }
 }
 
-template <bool Exact>
-cudaError_t launch_unit(const Convolution& p, const Convolution& following, cudaStream_t stream) {
-  const Card<Exact> card;
-  return launch_warpgroups<96, Exact, true>(p, card.parts(p), dim3(p.columns / 96), stream, following,
-                                            card.parts(following));
-}
-
 }  // namespace
 
-cudaError_t convolve(const Convolution& p, cudaStream_t stream) {
-  return p.exact ? choose<true>(p, stream) : choose<false>(p, stream);
+bool can_follow(int channels) {
+  return (channels == 96 || channels == 192) && has_warpgroups(convolve_by_warpgroup_kernel<96, true, true>);
 }
 
-bool can_convolve_unit(int channels) { return (channels == 96 || channels == 192) && Card<true>().warpgroups; }
-
-cudaError_t convolve_unit(const Convolution& p, const Convolution& following, cudaStream_t stream) {
-  const bool fits = can_convolve_unit(p.columns) && p.activation == Activation::kSnake && following.taps == 1 &&
-                    following.columns == p.columns && following.in.channels == p.columns;
-  if (!fits) return cudaErrorInvalidValue;
-  return p.exact ? launch_unit<true>(p, following, stream) : launch_unit<false>(p, following, stream);
+cudaError_t convolve(const Convolution& p, const Convolution* following, cudaStream_t stream) {
+  if (following && !(can_follow(p.columns) && p.activation == Activation::kSnake && following->taps == 1 &&
+                     following->columns == p.columns && following->in.channels == p.columns))
+    return cudaErrorInvalidValue;
+  return p.exact ? choose<true>(p, following, stream) : choose<false>(p, following, stream);
 }
 
 }  // namespace qmk

@@ -15,21 +15,19 @@ constexpr int kColumns = 32;     // of a tile
 constexpr int kAttending = 256;  // threads of a block that attends
 
 // A tile is [4 * T rows][32 columns], and four neighbouring threads share sums of T rows and 4 columns. A sum has P
-// parts of 32 lanes of J quads (`parts_of`), a group of threads for each. Taps: matrices whose sums are added one by
-// one.
-template <int T, int P, int J, int Taps>
+// parts of 32 lanes of J quads (`parts_of`), a group of threads for each.
+template <int T, int P, int J>
 struct Tile {
   static constexpr int kRows = 4 * T, kLines = kRows + kColumns;   // a line: what a step takes of a row or a column
   static constexpr int kQuads = 4 * J, kPitch = 4 * (kQuads + 4);  // neighbouring lines lie in different banks
   static constexpr int kStages = 3, kStageFloats = P * kLines * kPitch;
   static constexpr int kValues = 128 * J * P;  // of a row or a column
-  static constexpr int kBytes = kStages * kStageFloats * 4;
+  static constexpr int kBytes = (kStages * kStageFloats + kGroup * T) * 4;
 };
 
 struct Multiplication {
   Kind kind;
-  History in;            // of kInput: taps - 1 rows of the past
-  const float* x;        // [rows][values], of the others
+  History in;            // rows of the values, and their past where a row's result needs rows before it
   const float* weights;  // [taps][columns][values]
   const float* bias;     // [columns], of kInput and kOutput
   float* out;            // [rows][columns]; of kGateUp [rows][columns / 2]; of kO and kDown the residual stream
@@ -37,15 +35,15 @@ struct Multiplication {
   float eps;
 };
 
-// Of a sum's 32 lanes, each of four threads takes 8: thread q in step i this one, and its neighbours those beside it.
-// So every addition of `warp_sum` over a distance of 16, 8 or 4 lanes has both sides as early as it can.
+// Of a sum's 32 lanes, each of four threads takes 8: thread q in step i this one plus q. So every addition of
+// `warp_sum` over a distance of 16, 8 or 4 lanes has both sides as early as it can.
 __device__ __forceinline__ int first_lane(int i) { return (i & 1) * 16 + (i & 2) * 4 + (i & 4); }
 
+// Taps: matrices whose results are added one by one, of a row and the ones before it, the oldest first.
 template <int T, int P, int J, int Taps>
 __global__ void __launch_bounds__(kGroup* P, P == 1 ? 3 : 1) multiply_kernel(const __grid_constant__ Multiplication p) {
-  using S = Tile<T, P, J, Taps>;
+  using S = Tile<T, P, J>;
   constexpr int kStages = S::kStages, kSteps = 8 * Taps, kApart = kGroup / S::kQuads;
-  constexpr int kCopiedRows = S::kRows / kApart, kCopiedColumns = kColumns / kApart;
   constexpr bool kNormed = P == 1;
   extern __shared__ __align__(16) float shared[];
   __shared__ float factor[S::kRows];
@@ -54,7 +52,7 @@ __global__ void __launch_bounds__(kGroup* P, P == 1 ? 3 : 1) multiply_kernel(con
   const int total = p.in.frames->count, first_row = blockIdx.y * S::kRows, first_column = blockIdx.x * kColumns;
 
   // This thread copies a quad of every kApart-th line.
-  const int line = thread / S::kQuads, quad = thread % S::kQuads;
+  const int line = thread / S::kQuads, quad = thread % S::kQuads, row = first_row + line;
   const int in_line = 4 * (part * 32 * J + quad / 4 * 32 + quad % 4);
   const uint32_t to = shared_address(shared + (part * S::kLines + line) * S::kPitch + 4 * quad);
   const float* const weights = p.weights + static_cast<int64_t>(first_column + line) * S::kValues + in_line;
@@ -62,31 +60,27 @@ __global__ void __launch_bounds__(kGroup* P, P == 1 ? 3 : 1) multiply_kernel(con
     const float* from = weights + 4 * first_lane(step % 8);
     if (Taps > 1) from += static_cast<int64_t>(step / 8) * p.columns * S::kValues;
 #pragma unroll
-    for (int i = 0; i < kCopiedColumns; ++i)
-      copy16(to + 4 * (stage * S::kStageFloats + (S::kRows + i * kApart) * S::kPitch), from + i * kApart * S::kValues,
-             true);
+    for (int i = 0; i < kColumns; i += kApart)
+      copy16(to + 4 * (stage * S::kStageFloats + (S::kRows + i) * S::kPitch), from + i * S::kValues, true);
   };
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) copy_columns(s, s);
 
-  const int row = first_row + line;
-  const float *fresh = p.x + static_cast<int64_t>(row) * S::kValues + in_line, *past = nullptr;
+  const float *fresh = p.in.fresh + static_cast<int64_t>(row) * S::kValues + in_line, *past = nullptr;
   int time = 0;
   if constexpr (Taps > 1) {
-    static_assert(kCopiedRows == 1);
+    static_assert(kApart == S::kRows);
     const auto [slot, begin] = p.in.frames->of[row < total ? row : 0];
     time = row - begin;
-    fresh = p.in.fresh + static_cast<int64_t>(row) * S::kValues + in_line;
     past = p.in.past + slot * p.in.stride + static_cast<int64_t>(p.in.kept + time) * S::kValues + in_line;
   }
   auto copy_rows = [&](int step, int stage) {
     const int back = Taps > 1 ? Taps - 1 - step / 8 : 0;
-    const float* from = time >= back ? fresh : past;
+    const float* from = (time >= back ? fresh : past) - back * S::kValues + 4 * first_lane(step % 8);
 #pragma unroll
-    for (int i = 0; i < kCopiedRows; ++i) {
-      const bool there = row + i * kApart < total;
-      copy16(to + 4 * (stage * S::kStageFloats + i * kApart * S::kPitch),
-             there ? from + (i * kApart - back) * S::kValues + 4 * first_lane(step % 8) : p.weights, there);
+    for (int i = 0; i < S::kRows; i += kApart) {
+      const bool there = row + i < total;
+      copy16(to + 4 * (stage * S::kStageFloats + i * S::kPitch), there ? from + i * S::kValues : p.weights, there);
     }
   };
   wait_for_previous();
@@ -100,12 +94,30 @@ __global__ void __launch_bounds__(kGroup* P, P == 1 ? 3 : 1) multiply_kernel(con
     asm volatile("cp.async.commit_group;" ::: "memory");  // the first one holds all the columns fetched so far
   }
 
+  // Of the four threads' rows this one finishes every fourth.
+  auto row_of = [&](int r) { return row_tile + 16 * r + 4 * q; };
+  const int column = first_column + 4 * column_tile;
+  auto out_of = [&](int r) { return p.out + static_cast<int64_t>(first_row + row_of(r)) * p.columns + column; };
+  float4 h[T / 4] = {};  // what stands before the results, and then with them
+#pragma unroll
+  for (int r = 0; r < T / 4; ++r) {
+    if (p.bias) h[r] = *reinterpret_cast<const float4*>(p.bias + column);
+    if (!kNormed && !p.bias && first_row + row_of(r) < total) h[r] = *reinterpret_cast<const float4*>(out_of(r));
+  }
   constexpr int kSums = 4 * T + kNormed;  // the last one is of a row's squares
-  float value[Taps][T / 4][4];
+  float4* const other = reinterpret_cast<float4*>(shared + kStages * S::kStageFloats) + thread;  // part's results
   int stage = 0, ahead = kStages - 1;
 #pragma unroll
   for (int tap = 0; tap < Taps; ++tap) {
     float sum[kSums], waiting[3][kSums];
+    auto add = [&](const float (&more)[kSums]) {
+#pragma unroll
+      for (int n = 0; n < kSums; ++n) sum[n] += more[n];
+    };
+    auto keep = [&](float (&as)[kSums]) {
+#pragma unroll
+      for (int n = 0; n < kSums; ++n) as[n] = sum[n];
+    };
 #pragma unroll 1
     for (int i = 0; i < 8; ++i) {
       asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
@@ -123,105 +135,58 @@ __global__ void __launch_bounds__(kGroup* P, P == 1 ? 3 : 1) multiply_kernel(con
       for (int n = 0; n < kSums; ++n) sum[n] = 0.0f;
 #pragma unroll
       for (int j = 0; j < J; ++j) {
-        float4 f[4];
-#pragma unroll
-        for (int c = 0; c < 4; ++c) f[c] = *reinterpret_cast<const float4*>(columns + c * S::kPitch + 16 * j);
+        auto quad_of = [&](const float* of, int line) {
+          return *reinterpret_cast<const float4*>(of + line * S::kPitch + 16 * j);
+        };
+        const float4 f[4] = {quad_of(columns, 0), quad_of(columns, 1), quad_of(columns, 2), quad_of(columns, 3)};
 #pragma unroll
         for (int r = 0; r < T; ++r) {
-          const float4 v = *reinterpret_cast<const float4*>(rows + (row_tile + 4 * r) * S::kPitch + 16 * j);
+          const float4 v = quad_of(rows, row_tile + 4 * r);
 #pragma unroll
           for (int c = 0; c < 4; ++c) sum[4 * r + c] = add_quad(sum[4 * r + c], f[c], v);
         }
-        if constexpr (kNormed)
-          if (thread / 4 < S::kRows) {
-            const float4 v = *reinterpret_cast<const float4*>(rows + thread / 4 * S::kPitch + 16 * j);
-            sum[4 * T] = add_quad(sum[4 * T], v, v);
-          }
+        if (kNormed && thread / 4 < S::kRows) {
+          const float4 v = quad_of(rows, thread / 4);
+          sum[kSums - 1] = add_quad(sum[kSums - 1], v, v);
+        }
       }
       // `warp_sum` over distances of 16, 8 and 4.
-      auto add = [&](const float (&other)[kSums]) {
-#pragma unroll
-        for (int n = 0; n < kSums; ++n) sum[n] += other[n];
-      };
-      auto keep = [&](float (&as)[kSums]) {
-#pragma unroll
-        for (int n = 0; n < kSums; ++n) as[n] = sum[n];
-      };
-      if (i % 2 == 0) {
-        keep(waiting[0]);
-      } else {
-        add(waiting[0]);
-        if (i % 4 == 1) keep(waiting[1]);
-        else add(waiting[1]);
-        if (i == 3) keep(waiting[2]);
-        if (i == 7) add(waiting[2]);
-      }
+      if (i % 2) add(waiting[0]);
+      else keep(waiting[0]);
+      if (i % 4 == 1) keep(waiting[1]);
+      if (i % 4 == 3) add(waiting[1]);
+      if (i == 3) keep(waiting[2]);
+      if (i == 7) add(waiting[2]);
     }
-    // Over distances of 2 and 1; of four threads each keeps the sums of some rows.
-    float half[T / 2][4];
 #pragma unroll
-    for (int r = 0; r < T / 2; ++r)
+    for (int n = 0; n < kSums; ++n) {
+      sum[n] += __shfl_xor_sync(~0u, sum[n], 2);
+      sum[n] += __shfl_xor_sync(~0u, sum[n], 1);
+    }
+    if (kNormed && q == 0 && thread / 4 < S::kRows) factor[thread / 4] = rms_factor(sum[kSums - 1], S::kValues, p.eps);
+    float4 v[T / 4];
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const float low = sum[4 * r + c], high = sum[4 * (r + T / 2) + c];
-        half[r][c] = (q & 2 ? high : low) + __shfl_xor_sync(~0u, q & 2 ? low : high, 2);
-      }
+    for (int r = 0; r < T; ++r)
+      if (r % 4 == q) v[r / 4] = make_float4(sum[4 * r], sum[4 * r + 1], sum[4 * r + 2], sum[4 * r + 3]);
 #pragma unroll
     for (int r = 0; r < T / 4; ++r)
+      if (part == 1) other[r * kGroup] = v[r];
+    __syncthreads();  // the factors and the other part's results are there
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const float low = half[r][c], high = half[r + T / 4][c];
-        value[tap][r][c] = (q & 1 ? high : low) + __shfl_xor_sync(~0u, q & 1 ? low : high, 1);
-      }
-    if constexpr (kNormed) {
-      float squares = sum[4 * T];
-      squares += __shfl_xor_sync(~0u, squares, 2);
-      squares += __shfl_xor_sync(~0u, squares, 1);
-      if (q == 0 && thread / 4 < S::kRows) factor[thread / 4] = rms_factor(squares, S::kValues, p.eps);
+    for (int r = 0; r < T / 4; ++r) {
+      const float4 more = P == 2 ? other[r * kGroup] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      const float by = kNormed ? factor[row_of(r)] : 1.0f;
+      h[r].x += __fmul_rn(v[r].x + more.x, by), h[r].y += __fmul_rn(v[r].y + more.y, by);
+      h[r].z += __fmul_rn(v[r].z + more.z, by), h[r].w += __fmul_rn(v[r].w + more.w, by);
     }
-  }
-
-  __syncthreads();  // the factors are there, and nobody needs a stage any more
-  if constexpr (P == 2) {
-    float4* const room = reinterpret_cast<float4*>(shared) + thread;
-#pragma unroll
-    for (int tap = 0; tap < Taps; ++tap)
-#pragma unroll
-      for (int r = 0; r < T / 4; ++r)
-        if (part == 1) room[(tap * (T / 4) + r) * kGroup] = *reinterpret_cast<const float4*>(value[tap][r]);
-    __syncthreads();
-    if (part == 1) return;
-#pragma unroll
-    for (int tap = 0; tap < Taps; ++tap)
-#pragma unroll
-      for (int r = 0; r < T / 4; ++r) {
-        const float4 v = room[(tap * (T / 4) + r) * kGroup];
-        value[tap][r][0] += v.x, value[tap][r][1] += v.y, value[tap][r][2] += v.z, value[tap][r][3] += v.w;
-      }
   }
 #pragma unroll
   for (int r = 0; r < T / 4; ++r) {
-    const int in_tile = row_tile + 4 * (q * (T / 4) + r), at = first_row + in_tile;
-    if (at >= total) break;
-    const int column = first_column + 4 * column_tile;
-    float v[4];
-#pragma unroll
-    for (int c = 0; c < 4; ++c) v[c] = kNormed ? __fmul_rn(value[0][r][c], factor[in_tile]) : value[0][r][c];
-    float4* const out = reinterpret_cast<float4*>(p.out + static_cast<int64_t>(at) * p.columns + column);
-    if (p.kind == kGateUp) {
-      *reinterpret_cast<float2*>(p.out + (static_cast<int64_t>(at) * p.columns + column) / 2) =
-          make_float2(gated(v[0], v[1]), gated(v[2], v[3]));
-    } else {
-      float4 before = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (p.kind == kO || p.kind == kDown) before = *out;
-      if (p.bias) before = *reinterpret_cast<const float4*>(p.bias + column);
-      float4 h = p.kind == kQkv ? make_float4(v[0], v[1], v[2], v[3])
-                                : make_float4(before.x + v[0], before.y + v[1], before.z + v[2], before.w + v[3]);
-#pragma unroll
-      for (int tap = 1; tap < Taps; ++tap)
-        h.x += value[tap][r][0], h.y += value[tap][r][1], h.z += value[tap][r][2], h.w += value[tap][r][3];
-      *out = h;
-    }
+    if (part == 1 || first_row + row_of(r) >= total) break;
+    float* const out = out_of(r);
+    if (p.kind != kGateUp) *reinterpret_cast<float4*>(out) = h[r];
+    else
+      *reinterpret_cast<float2*>(p.out + (out - p.out) / 2) = make_float2(gated(h[r].x, h[r].y), gated(h[r].z, h[r].w));
   }
 }
 
@@ -257,7 +222,7 @@ __global__ void __launch_bounds__(kAttending, 3) attend_kernel(const __grid_cons
 
 template <int T, int P, int J, int Taps>
 cudaError_t launch(const Multiplication& m, cudaStream_t stream) {
-  using S = Tile<T, P, J, Taps>;
+  using S = Tile<T, P, J>;
   const auto kernel = multiply_kernel<T, P, J, Taps>;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
   if (error != cudaSuccess) return error;
@@ -265,32 +230,22 @@ cudaError_t launch(const Multiplication& m, cudaStream_t stream) {
   return launch_after(kernel, grid, kGroup * P, S::kBytes, stream, 1, m);
 }
 
-template <int D>
 cudaError_t launch_attention(const Layers& p, int layer, cudaStream_t stream) {
-  constexpr int kBytes = attention_floats(D) * 4;
-  int device = 0, processors = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  const cudaError_t error = cudaFuncSetAttribute(attend_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  const auto kernel = attend_kernel<64>;
+  constexpr int kBytes = attention_floats(64) * 4;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  const dim3 grid(std::min(p.heads * p.in.room, 3 * processors));
-  return launch_after(attend_kernel<D>, grid, kAttending, kBytes, stream, 1, p, layer);
+  return launch_after(kernel, dim3(std::min(p.heads * p.in.room, 3 * p.blocks)), kAttending, kBytes, stream, 1, p,
+                      layer);
 }
 
 }  // namespace
 
+// The published sizes, where a chunk of the other kernel is a whole product: this decides the parts of a sum.
 bool can_share_rows(const Layers& p, const Product (&products)[kKinds]) {
-  const int width = p.heads * p.head_dim;
-  const int all[kKinds] = {3 * width, p.hidden, 2 * p.intermediate, p.hidden, p.hidden, p.columns_out};
-  bool can = p.head_dim == 64 && Tile<4, 2, 4, 1>::kBytes <= p.shared_bytes;  // the largest of them
-  for (int kind = 0; kind < kKinds; ++kind) {
-    const auto& [columns, values, chunk] = products[kind];
-    const int parts = is_normed(static_cast<Kind>(kind)) ? 1 : 2, last = (columns - 1) % chunk + 1;
-    can = can && parts_of(std::min(columns, chunk)) == parts && parts_of(last) == parts;
-    can = can && values == 128 * parts * (kind == kInput ? 2 : 4);
-    can = can && columns * p.blocks == all[kind] && all[kind] % kColumns == 0;
-  }
-  return can;
+  return p.blocks == 128 && p.hidden == 512 && p.heads == 16 && p.head_dim == 64 && p.intermediate == 1024 &&
+         p.in.channels == 512 && p.columns_out == 2048 &&
+         std::all_of(products, products + kKinds, [](const Product& m) { return m.chunk == m.columns; });
 }
 
 cudaError_t transform_by_launches(const Layers& p, cudaStream_t stream) {
@@ -299,18 +254,18 @@ cudaError_t transform_by_launches(const Layers& p, cudaStream_t stream) {
   const float* weights = p.weights;
   cudaError_t error = cudaSuccess;
   auto multiply = [&](Kind kind, const float* x, int values, const float* bias, float* out, int columns) {
-    const Multiplication m{kind, p.in, x, weights, bias, out, columns, p.eps};
+    Multiplication m{kind, p.in, weights, bias, out, columns, p.eps};
+    m.in.fresh = x;
     weights += static_cast<int64_t>(kind == kInput ? kTransformerTaps : 1) * columns * values;
     if (error != cudaSuccess) return;
     if (kind == kInput) error = launch<4, 2, 2, kTransformerTaps>(m, stream);
     else if (!is_normed(kind)) error = launch<4, 2, 4, 1>(m, stream);
-    else if (p.in.room <= 64) error = launch<4, 1, 4, 1>(m, stream);
-    else error = launch<8, 1, 4, 1>(m, stream);
+    else error = p.in.room <= 64 ? launch<4, 1, 4, 1>(m, stream) : launch<8, 1, 4, 1>(m, stream);
   };
-  multiply(kInput, nullptr, p.in.channels, p.bias_in, of.h, p.hidden);
+  multiply(kInput, p.in.fresh, p.in.channels, p.bias_in, of.h, p.hidden);
   for (int layer = 0; layer < p.layers; ++layer) {
     multiply(kQkv, of.h, p.hidden, nullptr, of.qkv, 3 * width);
-    if (error == cudaSuccess) error = launch_attention<64>(p, layer, stream);
+    if (error == cudaSuccess) error = launch_attention(p, layer, stream);
     multiply(kO, of.attended, width, nullptr, of.h, p.hidden);
     multiply(kGateUp, of.h, p.hidden, nullptr, of.gated, 2 * p.intermediate);
     multiply(kDown, of.gated, p.intermediate, nullptr, of.h, p.hidden);

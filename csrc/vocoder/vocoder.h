@@ -72,12 +72,10 @@ struct Convolution {
   int channels_out;
   bool exact;  // three fp16 products for one of fp32, or only that of the high halves, as precise as TF32
 };
-cudaError_t convolve(const Convolution&, cudaStream_t);
-
-// A convolution and the one of one tap behind it in one launch, if the GPU can for so many channels. It needs neither
-// the input of the second one nor an output of the first. What is written must not be what is read.
-bool can_convolve_unit(int channels);
-cudaError_t convolve_unit(const Convolution&, const Convolution& following, cudaStream_t);
+// Where a GPU can for so many channels, a convolution of one tap may follow in the same launch. The first one then has
+// no output of its own, and its input is no output of the second.
+bool can_follow(int channels);
+cudaError_t convolve(const Convolution&, const Convolution* following, cudaStream_t);
 
 // A depthwise causal convolution of 7 taps, then LayerNorm; out: halves.
 cudaError_t depthwise_norm(const History& in, const float* weight /*[7][channels]*/, const float* bias,

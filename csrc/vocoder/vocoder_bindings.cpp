@@ -100,15 +100,11 @@ qmk::Convolution convolution_of(const ConvolutionTensors& t) {
   return c;
 }
 
-void convolve(const ConvolutionTensors& t) {
+// following: of one tap, in the same launch; or none.
+void convolve(const ConvolutionTensors& t, const std::optional<ConvolutionTensors>& following) {
   const c10::cuda::CUDAGuard guard(t.fresh.device());
-  check(qmk::convolve(convolution_of(t), stream_of(t.fresh)));
-}
-
-// A convolution and the one of one tap behind it in one launch.
-void convolve_unit(const ConvolutionTensors& first, const ConvolutionTensors& second) {
-  const c10::cuda::CUDAGuard guard(first.fresh.device());
-  check(qmk::convolve_unit(convolution_of(first), convolution_of(second), stream_of(first.fresh)));
+  const auto second = following ? std::optional(convolution_of(*following)) : std::nullopt;
+  check(qmk::convolve(convolution_of(t), second ? &*second : nullptr, stream_of(t.fresh)));
 }
 
 void depthwise_norm(const Tensor& fresh, const Tensor& past, const Tensor& frames, int64_t room, int64_t rows,
@@ -360,8 +356,7 @@ void bind_vocoder(pybind11::module_& m) {
            pybind11::kw_only(), "fresh"_a, "past"_a, "frames"_a, "room"_a, "rows"_a, "dilation"_a, "weight"_a, "bias"_a,
            "residual"_a, "out"_a, "activated"_a, "activation"_a, "frequency"_a, "scale"_a, "exact"_a);
   m.def("convolve", &convolve);
-  m.def("convolve_unit", &convolve_unit);
-  m.def("can_convolve_unit", &qmk::can_convolve_unit);
+  m.def("can_follow", &qmk::can_follow);
   m.def("depthwise_norm", &depthwise_norm);
   m.def("transform", &transform);
   m.def("convolve_to_sound", &convolve_to_sound);

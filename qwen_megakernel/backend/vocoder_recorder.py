@@ -192,9 +192,9 @@ class Recorder:
         after = self._buffer(activated, values) if activated else None
         convolution = self._convolution(x, rows, name, out=out, activated=after, **others)
         if behind is None:
-            self._extension.convolve(convolution)
+            self._extension.convolve(convolution, None)
         else:
-            self._extension.convolve_unit(behind, convolution)
+            self._extension.convolve(behind, convolution)
         result = out if after is None else after
         assert result is not None, "`out` or `activated` is given"
         return result
@@ -248,7 +248,7 @@ class Recorder:
             snake=f"{name}.block.2.act1",
         )  # fmt: skip
         rows *= rate
-        joined = self._most_sparing and self._kernels.can_convolve_unit(channels)
+        joined = self._most_sparing and self._kernels.can_follow(channels)
         for unit, dilation in enumerate(DILATIONS, start=2):
             first, behind = f"{name}.{unit}.conv1", None
             wanted: dict[str, Any] = {"keep": f"{name}.{unit}", "dilation": dilation}
