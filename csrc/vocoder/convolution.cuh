@@ -26,6 +26,9 @@ __device__ __forceinline__ float sine_squared(float x) {
   const float sine = fmaf(p * q, r, r);
   return sine * sine;
 }
+__device__ __forceinline__ float snake(float x, float frequency, float scale) {
+  return fmaf(scale, sine_squared(x * frequency), x);
+}
 
 // Where a thread finds a row of the input, and its time in its sequence. Without a past, all rows are one history.
 struct InputRow {
@@ -95,10 +98,10 @@ __device__ __forceinline__ void finish_tile(const Convolution& p, float* shared,
         const int channel = column % p.channels_out;
         const float4 f = __ldg(reinterpret_cast<const float4*>(p.frequency + channel)),
                      s = __ldg(reinterpret_cast<const float4*>(p.scale + channel));
-        v[i].x += s.x * sine_squared(v[i].x * f.x);
-        v[i].y += s.y * sine_squared(v[i].y * f.y);
-        v[i].z += s.z * sine_squared(v[i].z * f.z);
-        v[i].w += s.w * sine_squared(v[i].w * f.w);
+        v[i].x = snake(v[i].x, f.x, s.x);
+        v[i].y = snake(v[i].y, f.y, s.y);
+        v[i].z = snake(v[i].z, f.z, s.z);
+        v[i].w = snake(v[i].w, f.w, s.w);
       } else if (p.activation == Activation::kGelu) {
         v[i].x *= 0.5f * (1.0f + erff(v[i].x * 0.70710678118654752f));
         v[i].y *= 0.5f * (1.0f + erff(v[i].y * 0.70710678118654752f));

@@ -256,30 +256,37 @@ cudaError_t launch(const Convolution& p, int parts, int blocks, cudaStream_t str
     if (error != cudaSuccess) return error;
   }
   const dim3 grid(p.columns / N, (p.in.room * p.in.rows + M - 1) / M, blocks);
-  return launch_after(kernel, grid, 32 * (M / WM) * (N / WN), kBytes, stream, blocks, p, parts);
+  return launch_after(kernel, grid, 32 * (M / WM) * (N / WN), kBytes, stream, dim3(1, 1, blocks), p, parts);
 }
 
-template <int N, bool Exact>
-cudaError_t launch_warpgroups(const Convolution& p, int parts, int blocks, cudaStream_t stream) {
-  const auto kernel = convolve_by_warpgroup_kernel<N, Exact>;
-  constexpr int kBytes = WarpgroupShape<N>::kBytes;
+template <int N, bool Exact, bool Unit = false>
+cudaError_t launch_warpgroups(const Convolution& p, int parts, dim3 cluster, cudaStream_t stream,
+                              const Convolution& following = {}, int parts_of_following = 1) {
+  const auto kernel = convolve_by_warpgroup_kernel<N, Exact, Unit>;
+  constexpr int kBytes = WarpgroupShape<N, Unit>::kBytes;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  const dim3 grid(p.columns / N, (p.in.room * p.in.rows + kWarpgroupRows - 1) / kWarpgroupRows, blocks);
-  return launch_after(kernel, grid, kWarpgroupThreads, kBytes, stream, blocks, p, parts);
+  const dim3 grid(p.columns / N, (p.in.room * p.in.rows + kWarpgroupRows - 1) / kWarpgroupRows, cluster.z);
+  return launch_after(kernel, grid, kWarpgroupThreads, kBytes, stream, cluster, p, parts, following,
+                      parts_of_following);
 }
 
 template <bool Exact>
-cudaError_t choose(const Convolution& p, cudaStream_t stream) {
+cudaError_t choose(const Convolution& p, const Convolution* following, cudaStream_t stream) {
   int device = 0, processors = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  const bool warpgroups = has_warpgroups(convolve_by_warpgroup_kernel<64, Exact>);
-  const int parts = has_clusters(convolve_kernel<32, 32, 16, 16, Exact>) ? parts_of(p, warpgroups, processors) : 1;
+  const bool warpgroups = has_warpgroups(convolve_by_warpgroup_kernel<64, Exact, false>);
+  const bool clusters = has_clusters(convolve_kernel<32, 32, 16, 16, Exact>);
+  auto parts_in = [&](const Convolution& c) { return clusters ? parts_of(c, warpgroups, processors) : 1; };
+  const int parts = parts_in(p);
+  if (following)
+    return launch_warpgroups<96, Exact, true>(p, parts, dim3(p.columns / 96), stream, *following, parts_in(*following));
   const Cut best = quickest(p, p.in.room * p.in.rows, {1, parts}, warpgroups, processors);
+  const dim3 cluster(1, 1, best.blocks);
   if (best.warpgroup)
-    return best.n == 96 ? launch_warpgroups<96, Exact>(p, parts, best.blocks, stream)
-                        : launch_warpgroups<64, Exact>(p, parts, best.blocks, stream);
+    return best.n == 96 ? launch_warpgroups<96, Exact>(p, parts, cluster, stream)
+                        : launch_warpgroups<64, Exact>(p, parts, cluster, stream);
   switch (best.m * 1000 + best.n) {
     case 16064: return launch<16, 64, 16, 16, Exact>(p, parts, best.blocks, stream);
     case 32064: return launch<32, 64, 16, 32, Exact>(p, parts, best.blocks, stream);
@@ -291,8 +298,15 @@ cudaError_t choose(const Convolution& p, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t convolve(const Convolution& p, cudaStream_t stream) {
-  return p.exact ? choose<true>(p, stream) : choose<false>(p, stream);
+bool can_follow(int channels) {
+  return (channels == 96 || channels == 192) && has_warpgroups(convolve_by_warpgroup_kernel<96, true, true>);
+}
+
+cudaError_t convolve(const Convolution& p, const Convolution* following, cudaStream_t stream) {
+  if (following && !(can_follow(p.columns) && p.activation == Activation::kSnake && following->taps == 1 &&
+                     following->columns == p.columns && following->in.channels == p.columns))
+    return cudaErrorInvalidValue;
+  return p.exact ? choose<true>(p, following, stream) : choose<false>(p, following, stream);
 }
 
 }  // namespace qmk

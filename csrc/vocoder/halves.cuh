@@ -34,19 +34,21 @@ __device__ __forceinline__ void store_halves(float* row, int channel, float x) {
   split(x, to[0], to[kChannelTile]);
 }
 
+// Two neighbouring channels: their high halves, their low ones.
+__device__ __forceinline__ uint2 split(float2 x) {
+  x.x *= 1.0f / kRange, x.y *= 1.0f / kRange;
+  const __half2 high = __floats2half2_rn(clamp_half(x.x), clamp_half(x.y));
+  const float2 kept = __half22float2(high);
+  const __half2 low = __floats2half2_rn(clamp_half((x.x - kept.x) * kLowScale), clamp_half((x.y - kept.y) * kLowScale));
+  return make_uint2(*reinterpret_cast<const uint32_t*>(&high), *reinterpret_cast<const uint32_t*>(&low));
+}
+
 // Four channels, from a multiple of 4 on.
 __device__ __forceinline__ void store_halves(float* row, int channel, float4 x) {
-  __half high[4], low[4];
-  split(x.x, high[0], low[0]);
-  split(x.y, high[1], low[1]);
-  split(x.z, high[2], low[2]);
-  split(x.w, high[3], low[3]);
-  auto pair = [](__half a, __half b) {
-    return static_cast<uint32_t>(__half_as_ushort(a)) | static_cast<uint32_t>(__half_as_ushort(b)) << 16;
-  };
+  const uint2 first = split(make_float2(x.x, x.y)), second = split(make_float2(x.z, x.w));
   __half* to = reinterpret_cast<__half*>(row) + place_of(channel);
-  *reinterpret_cast<uint2*>(to) = make_uint2(pair(high[0], high[1]), pair(high[2], high[3]));
-  *reinterpret_cast<uint2*>(to + kChannelTile) = make_uint2(pair(low[0], low[1]), pair(low[2], low[3]));
+  *reinterpret_cast<uint2*>(to) = make_uint2(first.x, second.x);
+  *reinterpret_cast<uint2*>(to + kChannelTile) = make_uint2(first.y, second.y);
 }
 __device__ __forceinline__ float4 load_halves(const float* row, int channel) {
   const __half* from = reinterpret_cast<const __half*>(row) + place_of(channel);

@@ -25,7 +25,7 @@ bool has_clusters(Kernel* kernel) {
 
 template <class... Parameters, class... Arguments>
 cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream,
-                         int cluster, Arguments&&... arguments) {
+                         dim3 cluster, Arguments&&... arguments) {
   cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
@@ -37,8 +37,8 @@ cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, 
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = {1, 1, static_cast<unsigned>(cluster)};
-    config.numAttrs = cluster > 1 ? 2 : 1;
+    attributes[1].val.clusterDim = {cluster.x, cluster.y, cluster.z};
+    config.numAttrs = cluster.x * cluster.y * cluster.z > 1 ? 2 : 1;
   }
   return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
 }

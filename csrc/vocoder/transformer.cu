@@ -9,8 +9,7 @@
 #include <algorithm>
 
 #include "../patience.cuh"
-#include "../ptx.cuh"
-#include "vocoder.h"
+#include "transformer.cuh"
 
 namespace qmk {
 namespace {
@@ -20,20 +19,12 @@ static_assert(kTransformerColumns * kTransformerRows <= kTransformerResiduals);
 
 __host__ __device__ constexpr int share(int all, int blocks) { return (all + blocks - 1) / blocks; }
 
-// Kinds of product. The four of a layer come first, in their order.
-enum Kind { kQkv, kO, kGateUp, kDown, kInput, kOutput, kKinds };
-
 __host__ __device__ constexpr int count_products(int layers) { return kTransformerTaps + 4 * layers + 1; }
 __host__ __device__ inline Kind kind_of(int product, int layers) {
   if (product < kTransformerTaps) return kInput;
   if (product + 1 == count_products(layers)) return kOutput;
   return static_cast<Kind>((product - kTransformerTaps) % 4);
 }
-
-// A block's part of a kind of product: its columns, the values of each, and how many columns a chunk has at most.
-struct Product {
-  int columns, values, chunk;
-};
 
 // How the products are cut, and where everything lies: floats from the beginning of shared memory, where the sums are.
 struct Plan {
@@ -135,7 +126,7 @@ struct Transformer {
       for (int r = 0; r < R; ++r) {
         const float4 v = *reinterpret_cast<const float4*>(x() + r * k + at * 4);
 #pragma unroll
-        for (int c = 0; c < Columns; ++c) sum[c][r] += f[c].x * v.x + f[c].y * v.y + f[c].z * v.z + f[c].w * v.w;
+        for (int c = 0; c < Columns; ++c) sum[c][r] = add_quad(sum[c][r], f[c], v);
       }
     }
 #pragma unroll
@@ -152,13 +143,13 @@ struct Transformer {
   __device__ __forceinline__ void multiply(int product, Kind kind, Finish finish) {
     const Product m = plan.of[kind];
     const int k = m.values;
-    const bool normed = kind == kQkv || kind == kGateUp || kind == kOutput, one_group = rows <= R;
+    const bool normed = is_normed(kind), one_group = rows <= R;
     const uint32_t wanted = epoch++;
 #pragma unroll 1
     for (int first = 0; first < m.columns; first += m.chunk) {
       const int columns = min(m.chunk, m.columns - first);
       const float* w = weights(chunk);
-      const int parts = columns >= 5 ? 1 : columns >= 3 ? 2 : columns == 2 ? 4 : 8;  // of K: work for every warp
+      const int parts = parts_of(columns);
       const int distance = kWarps / parts;
       const int part = warp % parts, begin = k / 4 * part / parts, end = k / 4 * (part + 1) / parts;
 #pragma unroll 1
@@ -180,10 +171,10 @@ struct Transformer {
             float squares = 0.0f;
             for (int i = lane * 4; i < k; i += 32 * 4) {
               const float4 v = *reinterpret_cast<const float4*>(x() + r * k + i);
-              squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+              squares = add_quad(squares, v, v);
             }
             squares = warp_sum(squares);
-            if (lane == 0) s.factor[r] = rsqrtf(squares / k + p.eps);
+            if (lane == 0) s.factor[r] = rms_factor(squares, k, p.eps);
           }
         __syncthreads();
         if (first_row + R >= rows) fetch(chunk + 4);  // nobody needs this chunk any more
@@ -191,7 +182,7 @@ struct Transformer {
           const int at = (c - first) * R + r - first_row;
           float all = sums[at];
           for (int i = 1; i < parts; ++i) all += sums[i * columns * R + at];
-          return normed ? all * s.factor[r - first_row] : all;
+          return normed ? __fmul_rn(all, s.factor[r - first_row]) : all;
         };
         for (int i = tid; i < columns * count; i += kThreads) finish(first + i % columns, first_row + i / columns, sum);
       }
@@ -200,106 +191,22 @@ struct Transformer {
   }
 
   // A block per head and sequence.
-  __device__ __forceinline__ void attend(int layer) {
-    constexpr int kKey = D + 1, kValue = D + 8;         // between rows: the lanes of a warp read from different banks
-    float* keys = x();                                  // [ring][kKey]
-    float* values = keys + kTransformerRing * kKey;     // [ring][kValue]
-    float* fresh = values + kTransformerRing * kValue;  // q, k, v [3][frames][D]
-    float* queries = fresh + 3 * kPushFrames * D;       // [frames][D]
-    float* chances = queries + kPushFrames * D;         // [frames][ring]
-    for (int task = block; task < p.heads * p.in.frames->sequences; task += p.blocks) {
-      const int head = task % p.heads;
-      const auto [slot, first_row, frames] = p.in.frames->sequence[task / p.heads];
-      const int64_t position = p.position[slot];
-      float* ring_keys = p.rings + slot * p.stride + static_cast<int64_t>(2 * layer * p.heads + head) * p.ring * D;
-      float* ring_values = ring_keys + static_cast<int64_t>(p.heads) * p.ring * D;
-      const int64_t oldest = position > p.window - 1 ? position - (p.window - 1) : 0;
-      const int before = static_cast<int>(position - oldest);  // local index j is position oldest + j
-      const int start = static_cast<int>(oldest % p.ring);
-#pragma unroll 4
-      for (int i = tid; i < before * (D / 4); i += kThreads) {
-        const int j = i / (D / 4), d = i % (D / 4) * 4,
-                  at = (start + j < p.ring ? start + j : start + j - p.ring) * D + d;
-        const float4 k = __ldcg(reinterpret_cast<const float4*>(ring_keys + at)),
-                     v = __ldcg(reinterpret_cast<const float4*>(ring_values + at));
-        float* to = keys + j * kKey + d;
-        to[0] = k.x, to[1] = k.y, to[2] = k.z, to[3] = k.w;
-        *reinterpret_cast<float4*>(values + j * kValue + d) = v;
-      }
-      receive(
-          3 * frames * (D / 2), epoch,
-          [&](int i) {
-            const int part = i / (frames * (D / 2)), t = i / (D / 2) % frames, d = i % (D / 2) * 2;
-            return p.qkv + static_cast<int64_t>(first_row + t) * 3 * width + part * width + head * D + d;
+  __device__ __forceinline__ void attend_heads(int layer) {
+    for (int task = block; task < p.heads * p.in.frames->sequences; task += p.blocks)
+      attend<D, kThreads>(
+          p, layer, task, x(),
+          [&](int first_row, int frames, int head, float* to) {
+            receive(
+                3 * frames * (D / 2), epoch,
+                [&](int i) {
+                  const int part = i / (frames * (D / 2)), t = i / (D / 2) % frames, d = i % (D / 2) * 2;
+                  return p.qkv + static_cast<int64_t>(first_row + t) * 3 * width + part * width + head * D + d;
+                },
+                [&](int i) { return to + 2 * i; });
           },
-          [&](int i) { return fresh + 2 * i; });
-      __syncthreads();
-      for (int i = tid; i < frames * D; i += kThreads) {
-        const int t = i / D, d = i % D, other = d < D / 2 ? d + D / 2 : d - D / 2;
-        const float *q = fresh + t * D, *k = q + frames * D, *v = k + frames * D;
-        float sine, cosine;
-        sincosf(static_cast<float>(position + t) * p.inv_freq[d % (D / 2)], &sine, &cosine);
-        if (d < D / 2) sine = -sine;
-        queries[t * D + d] = q[d] * cosine + q[other] * sine;
-        const float turned = k[d] * cosine + k[other] * sine;
-        keys[(before + t) * kKey + d] = turned;
-        values[(before + t) * kValue + d] = v[d];
-        const int at = (start + before + t) % p.ring * D + d;
-        ring_keys[at] = turned;
-        ring_values[at] = v[d];
-      }
-      __syncthreads();
-      // Four lanes a score, then a warp a frame, then a quarter of the positions for every output. Scores lie as keys
-      // do in the ring. So the order of the sums depends on the positions, not on where a push began.
-      auto local = [&](int place) { return place < start ? place - start + p.ring : place - start; };
-      for (int i = tid / 4; i < frames * kTransformerRing; i += kThreads / 4) {
-        const int t = i / kTransformerRing, place = i % kTransformerRing, j = local(place), last = before + t;
-        const bool seen = place < p.ring && j <= last && j > last - p.window;
-        float dot = 0.0f;
-        if (seen)
-#pragma unroll
-          for (int e = 0; e < D / 4; ++e) {
-            const int d = tid % 4 * (D / 4) + e;
-            dot += queries[t * D + d] * keys[j * kKey + d];
-          }
-        dot += __shfl_xor_sync(~0u, dot, 1);
-        dot += __shfl_xor_sync(~0u, dot, 2);
-        if (tid % 4 == 0) chances[i] = seen ? dot * rsqrtf(static_cast<float>(D)) : -INFINITY;
-      }
-      __syncthreads();
-      for (int t = warp; t < frames; t += kWarps) {
-        constexpr int kEach = (kTransformerRing + 31) / 32;
-        float score[kEach], most = -INFINITY, sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) {
-          score[i] = lane + 32 * i < kTransformerRing ? chances[t * kTransformerRing + lane + 32 * i] : -INFINITY;
-          most = fmaxf(most, score[i]);
-        }
-#pragma unroll
-        for (int d = 16; d; d /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) sum += score[i] = expf(score[i] - most);
-        sum = 1.0f / warp_sum(sum);
-#pragma unroll
-        for (int i = 0; i < kEach; ++i)
-          if (lane + 32 * i < kTransformerRing) chances[t * kTransformerRing + lane + 32 * i] = score[i] * sum;
-      }
-      __syncthreads();
-      for (int i = tid / 4; i < frames * D; i += kThreads / 4) {
-        const int t = i / D, d = i % D, last = before + t;
-        float mixed = 0.0f;
-#pragma unroll 4
-        for (int place = tid % 4; place < p.ring; place += 4) {
-          const int j = local(place);
-          if (j <= last && j > last - p.window) mixed += chances[t * kTransformerRing + place] * values[j * kValue + d];
-        }
-        mixed += __shfl_xor_sync(~0u, mixed, 1);
-        mixed += __shfl_xor_sync(~0u, mixed, 2);
-        uint2* to = p.attended + static_cast<int64_t>(first_row + t) * width + head * D + d;
-        if (tid % 4 == 0) store_relaxed8(to, __float_as_uint(mixed), epoch + 1);
-      }
-      __syncthreads();
-    }
+          [&](int row, int column, float value) {
+            store_relaxed8(p.attended + static_cast<int64_t>(row) * width + column, __float_as_uint(value), epoch + 1);
+          });
     ++epoch;
   }
 
@@ -320,7 +227,7 @@ struct Transformer {
 #pragma unroll 1  // every kind of product is the same code: seven copies of it took a minute to compile
     for (int i = 0; i < count_products(p.layers); ++i) {
       const Kind kind = kind_of(i, p.layers);
-      if (kind == kO) attend((i - kTransformerTaps) / 4);
+      if (kind == kO) attend_heads((i - kTransformerTaps) / 4);
       multiply(i, kind, [&](int c, int r, auto sum) {
         const float value = sum(c, r);
         if (kind == kQkv) {
@@ -329,7 +236,7 @@ struct Transformer {
         } else if (kind == kGateUp) {  // gate and up stand beside each other
           const int column = (block * plan.of[kGateUp].columns + c) / 2;
           if (c % 2 == 0 && column < p.intermediate)
-            publish(p.gated + r * p.intermediate + column, value / (1.0f + expf(-value)) * sum(c + 1, r));
+            publish(p.gated + r * p.intermediate + column, gated(value, sum(c + 1, r)));
         } else if (kind == kOutput) {
           const int column = block * plan.of[kOutput].columns + c;
           if (column < p.columns_out) p.out[r * p.columns_out + column] = value + p.bias_out[column];
@@ -381,8 +288,7 @@ Plan lay_out(const Layers& p, const Product (&products)[kKinds], int chunk) {
   plan.floats = kTransformerRows * std::max(kWarps, chunk / narrowest);  // the sums: parts x columns, see `multiply`
   for (int i = 0; i < 4; ++i) plan.weights[i] = plan.floats, plan.floats += room[i];
   plan.x = plan.floats;
-  const int head = kTransformerRing * (2 * p.head_dim + 9) + kPushFrames * (4 * p.head_dim + kTransformerRing);
-  plan.floats += std::max(kTransformerRows * widest, head);
+  plan.floats += std::max(kTransformerRows * widest, attention_floats(p.head_dim));
   return plan;
 }
 
@@ -448,6 +354,7 @@ cudaError_t transform(const Layers& p, cudaStream_t stream) {
   if (p.head_dim != 64 && p.head_dim != 32) return cudaErrorInvalidValue;
   Plan plan;
   if (!make_plan(p, plan)) return cudaErrorInvalidValue;
+  if (p.in.room > kTransformerRows && can_share_rows(p, plan.of)) return transform_by_launches(p, stream);
   return p.head_dim == 64 ? choose<64>(p, plan, stream) : choose<32>(p, plan, stream);
 }
 

@@ -72,7 +72,10 @@ struct Convolution {
   int channels_out;
   bool exact;  // three fp16 products for one of fp32, or only that of the high halves, as precise as TF32
 };
-cudaError_t convolve(const Convolution&, cudaStream_t);
+// Where a GPU can for so many channels, a convolution of one tap may follow in the same launch. The first one then has
+// no output of its own, and its input is no output of the second.
+bool can_follow(int channels);
+cudaError_t convolve(const Convolution&, const Convolution* following, cudaStream_t);
 
 // A depthwise causal convolution of 7 taps, then LayerNorm; out: halves.
 cudaError_t depthwise_norm(const History& in, const float* weight /*[7][channels]*/, const float* bias,
@@ -96,7 +99,8 @@ struct Layers {
   // What blocks hand each other, a value and its epoch each: [room][hidden], [room][3 * heads * head_dim], [room][heads
   // * head_dim], [room][intermediate].
   uint2 *h, *qkv, *attended, *gated;
-  uint32_t* epoch;           // [1] of the last value published
+  float* vectors;   // the same without epochs, one behind the other: what the launches of a large push hand each other
+  uint32_t* epoch;  // [1] of the last value published
   uint32_t spin_limit;       // polls before a wait gives up
   uint32_t* fault;           // [1] in host memory, not 0 after a wait gave up
   int blocks, shared_bytes;  // of a launch; of a block, which the GPU has room for

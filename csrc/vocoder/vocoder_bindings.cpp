@@ -69,8 +69,7 @@ struct ConvolutionTensors {
   bool exact;              // products as precise as fp32's, or as TF32's
 };
 
-void convolve(const ConvolutionTensors& t) {
-  const c10::cuda::CUDAGuard guard(t.fresh.device());
+qmk::Convolution convolution_of(const ConvolutionTensors& t) {
   TORCH_CHECK(
       t.weight.dim() == 4 && t.weight.size(3) == 2 * qmk::kChannelTile,
       message("weight must be [taps, channels / ", qmk::kChannelTile, ", columns, ", 2 * qmk::kChannelTile, "]"));
@@ -98,7 +97,14 @@ void convolve(const ConvolutionTensors& t) {
     c.scale = data(*t.scale, c.channels_out, "scale");
   }
   c.exact = t.exact;
-  check(qmk::convolve(c, stream_of(t.fresh)));
+  return c;
+}
+
+// following: of one tap, in the same launch; or none.
+void convolve(const ConvolutionTensors& t, const std::optional<ConvolutionTensors>& following) {
+  const c10::cuda::CUDAGuard guard(t.fresh.device());
+  const auto second = following ? std::optional(convolution_of(*following)) : std::nullopt;
+  check(qmk::convolve(convolution_of(t), second ? &*second : nullptr, stream_of(t.fresh)));
 }
 
 void depthwise_norm(const Tensor& fresh, const Tensor& past, const Tensor& frames, int64_t room, int64_t rows,
@@ -113,7 +119,7 @@ void depthwise_norm(const Tensor& fresh, const Tensor& past, const Tensor& frame
 
 // past: of the embeddings, as `history` takes it. tensors: weights, bias_in, bias_out, inv_freq, rings
 // [slots][layers][2][heads] [ring][head_dim], position, epoch, fault, and what blocks hand each other (h, qkv,
-// attended, gated), int32 [2 * values]; sizes: of the rest of qmk::Layers.
+// attended, gated), int32 [2 * values], and vectors, fp32; sizes: of the rest of qmk::Layers.
 void transform(const Tensor& embedding, const Tensor& past, const Tensor& frames, int64_t room, const Tensor& out,
                const std::map<std::string, Tensor>& tensors, const std::map<std::string, int64_t>& sizes, double eps) {
   const c10::cuda::CUDAGuard guard(embedding.device());
@@ -151,6 +157,7 @@ void transform(const Tensor& embedding, const Tensor& past, const Tensor& frames
   };
   p.h = exchange("h", p.hidden), p.qkv = exchange("qkv", 3 * width);
   p.attended = exchange("attended", width), p.gated = exchange("gated", p.intermediate);
+  p.vectors = data(tensors.at("vectors"), room * (p.hidden + 4 * width + p.intermediate), "vectors");
   p.out = data(out, room * p.columns_out, "out");
   check(qmk::transform(p, stream_of(embedding)));
 }
@@ -349,6 +356,7 @@ void bind_vocoder(pybind11::module_& m) {
            pybind11::kw_only(), "fresh"_a, "past"_a, "frames"_a, "room"_a, "rows"_a, "dilation"_a, "weight"_a, "bias"_a,
            "residual"_a, "out"_a, "activated"_a, "activation"_a, "frequency"_a, "scale"_a, "exact"_a);
   m.def("convolve", &convolve);
+  m.def("can_follow", &qmk::can_follow);
   m.def("depthwise_norm", &depthwise_norm);
   m.def("transform", &transform);
   m.def("convolve_to_sound", &convolve_to_sound);

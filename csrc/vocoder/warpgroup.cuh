@@ -9,11 +9,12 @@ namespace qmk {
 
 constexpr int kWarpgroupRows = 64, kWarpgroupThreads = 128;
 
-template <int N>
+template <int N, bool Unit>
 struct WarpgroupShape {
   static constexpr int kStages = 5, kRowBytes = 4 * kDepth;  // of either matrix: 32 high halves, then 32 low ones
   static constexpr int kStageBytes = (kWarpgroupRows + N) * kRowBytes;
-  static constexpr int kBytes = 1024 + kStages * kStageBytes + 8 * kStages;  // aligned to 1,024
+  static constexpr int kSpare = Unit ? kWarpgroupRows * kRowBytes : 0;  // rows of a step that no stage has room for
+  static constexpr int kBytes = 1024 + kStages * kStageBytes + kSpare + 8 * kStages;  // aligned to 1,024
   static_assert(2 * (kBytes + 1024) <= 228 * 1024, "two blocks a multiprocessor");
 };
 
@@ -67,22 +68,65 @@ __device__ __forceinline__ void wait_for_copy(uint32_t bar, uint32_t parity) {
     if (polls == 1 << 20) __trap();
 }
 
-// One tile of a convolution; the parts of its sum as in `convolve_kernel`.
-template <int N, bool Exact>
-__global__ void __launch_bounds__(kWarpgroupThreads, 2)
-    convolve_by_warpgroup_kernel(const Convolution p, const int parts) {
+// The end of a tile whose rows go on into a convolution of one tap: activated, as halves, they lie where that one's
+// steps, beginning with `stage`, look for them. The whole sums become 0.
+template <int N>
+__device__ __forceinline__ void hand_over(const Convolution& p, float (&whole)[N / 2], unsigned char* base, int stage,
+                                          int first_column) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = WarpgroupShape<N>;
+  using S = WarpgroupShape<N, true>;
+  const auto cluster = cooperative_groups::this_cluster();
+  const bool pair = p.columns > N;
+  unsigned char* const other = pair ? cluster.map_shared_rank(base, 1 - cluster.block_rank()) : base;
+  if (pair) cluster.sync();  // nobody needs a stage any more
+  else __syncthreads();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < N / 8; ++n) {
+    const int column = first_column + n * 8 + 2 * (lane % 4), block = column / kDepth;
+    const auto of_column = [&](const float* x) { return __ldg(reinterpret_cast<const float2*>(x + column)); };
+    const float2 bias = of_column(p.bias), frequency = of_column(p.frequency), scale = of_column(p.scale);
+    const int step = block < S::kStages ? (stage + block) % S::kStages * S::kStageBytes : S::kStages * S::kStageBytes;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float2 x = make_float2(whole[n * 4 + 2 * half], whole[n * 4 + 2 * half + 1]);
+      whole[n * 4 + 2 * half] = whole[n * 4 + 2 * half + 1] = 0.0f;
+      x.x = snake(bias.x + kRange * x.x, frequency.x, scale.x);
+      x.y = snake(bias.y + kRange * x.y, frequency.y, scale.y);
+      const uint2 halves = split(x);  // the low ones lie 64 bytes behind the high ones, both swizzled
+      const int row = warp * 16 + lane / 4 + 8 * half;
+      const int at = step + row * S::kRowBytes + ((n % 4 ^ row % 8) << 4) + 4 * (lane % 4);
+      *reinterpret_cast<uint32_t*>(base + at) = halves.x;
+      *reinterpret_cast<uint32_t*>(base + (at ^ 64)) = halves.y;
+      if (pair) *reinterpret_cast<uint32_t*>(other + at) = halves.x;
+      if (pair) *reinterpret_cast<uint32_t*>(other + (at ^ 64)) = halves.y;
+    }
+  }
+  asm volatile("fence.proxy.async;" ::: "memory");
+  if (pair) cluster.sync();
+#endif
+}
+
+// One tile of a convolution; the parts of its sum as in `convolve_kernel`. Unit: a convolution of one tap follows,
+// whose rows never leave shared memory. A block then has all their channels, or each of a cluster's two blocks has half
+// of them and hands them to the other one.
+template <int N, bool Exact, bool Unit>
+__global__ void __launch_bounds__(kWarpgroupThreads, 2)
+    convolve_by_warpgroup_kernel(const Convolution p, const int parts_of_p, const Convolution following,
+                                 const int parts_of_following) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using S = WarpgroupShape<N, Unit>;
   constexpr int kStages = S::kStages, kRows = 4, kApart = kWarpgroupThreads / 8;  // a thread copies 4 rows, 16 apart
   extern __shared__ __align__(1024) unsigned char memory[];
   unsigned char* const base = memory + (1024 - shared_address(memory) % 1024) % 1024;
-  const uint32_t stages = shared_address(base), bars = stages + kStages * S::kStageBytes;
+  const uint32_t stages = shared_address(base), spare = stages + kStages * S::kStageBytes, bars = spare + S::kSpare;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int total = p.in.frames->count * p.in.rows, first_row = blockIdx.y * kWarpgroupRows;
   const int first_column = blockIdx.x * N, spread = gridDim.z, rank = blockIdx.z;
-  const int blocks_per_tap = p.in.channels / kDepth, steps = p.taps * blocks_per_tap;
-  int part = rank;
+  const int blocks_per_tap = p.in.channels / kDepth;
+  int steps = p.taps * blocks_per_tap, parts = parts_of_p, part = rank;
   const int begin = steps * part / parts, end = spread > 1 ? steps * (part + 1) / parts : steps;
+  const int last = Unit ? end + p.columns / kDepth : end;  // with the steps of the one that follows
   int end_of_part = steps * (part + 1) / parts;
   if (thread == 0) {
     for (int i = 0; i < kStages; ++i) mbarrier_init(bars + 8 * i, 1);
@@ -90,18 +134,19 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 2)
   }
   __syncthreads();
 
-  const uint16_t* weight = p.weight + (static_cast<int64_t>(begin) * p.columns + first_column) * 2 * kDepth;
-  auto load_weights = [&](int stage) {
+  auto load_weights = [&](int step, int stage) {
     if (thread == 0) {
+      const uint16_t* weight = p.weight;
+      if (Unit && step >= end) weight = following.weight, step -= end;
       mbarrier_expect(bars + 8 * stage, N * S::kRowBytes);
-      bulk_copy(stages + stage * S::kStageBytes + kWarpgroupRows * S::kRowBytes, weight, N * S::kRowBytes,
+      bulk_copy(stages + stage * S::kStageBytes + kWarpgroupRows * S::kRowBytes,
+                weight + (static_cast<int64_t>(step) * p.columns + first_column) * 2 * kDepth, N * S::kRowBytes,
                 bars + 8 * stage);
     }
-    weight += static_cast<int64_t>(p.columns) * 2 * kDepth;
   };
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s)
-    if (begin + s < end) load_weights(s);
+    if (begin + s < end) load_weights(begin + s, s);
 
   // This thread copies chunk thread % 8 of its rows. Offsets in 16 bytes, because registers are short.
   const int pitch = p.in.channels / 4, chunk = thread % 8;
@@ -146,12 +191,13 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 2)
   int stage = 0, ahead = kStages - 1;
   uint32_t parity = 0;
 #pragma unroll 1
-  for (int step = begin; step < end; ++step) {
+  for (int step = begin; step < last; ++step) {
     asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();  // this step's rows are there, and everybody is through with the step before
     wait_for_copy(bars + 8 * stage, parity);
-    const uint64_t a = of_a + stage * (S::kStageBytes / 16), b = of_b + stage * (S::kStageBytes / 16);
+    const uint64_t a = Unit && step - end >= kStages ? descriptor(spare) : of_a + stage * (S::kStageBytes / 16);
+    const uint64_t b = of_b + stage * (S::kStageBytes / 16);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     // 16 channels are 2 units of 16 bytes; the low halves lie 4 units behind the high ones.
     Products<N>::add(main, a, b, 0);
@@ -163,10 +209,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 2)
       Products<N>::add(cross, a + 2, b + 6, 1);
     }
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    if (step + kStages - 1 < end) {
-      load_weights(ahead);
-      load_history(ahead);
-    }
+    if (step + kStages - 1 < last) load_weights(step + kStages - 1, ahead);
+    if (step + kStages - 1 < end) load_history(ahead);
     asm volatile("cp.async.commit_group;" ::: "memory");
     if (++stage == kStages) stage = 0, parity ^= 1;
     ahead = ahead + 1 == kStages ? 0 : ahead + 1;
@@ -178,9 +222,14 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 2)
       sum[i] += Exact ? fmaf(cross[i], 1.0f / kLowScale, main[i]) : main[i];
     }
     if (step + 1 < end_of_part) continue;
-    end_of_part = steps * (++part + 1) / parts;
+    ++part;
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) whole[i] += sum[i], sum[i] = 0.0f;
+    if (Unit && step + 1 == end) {
+      hand_over<N>(p, whole, base, stage, first_column);
+      steps = last - end, parts = parts_of_following, part = 0;
+    }
+    end_of_part = (Unit && step + 1 >= end ? end : 0) + steps * (part + 1) / parts;
   }
 
   constexpr int kPitch = N + 8;
@@ -194,8 +243,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 2)
     for (int half = 0; half < 2; ++half)
       *reinterpret_cast<float2*>(shared + (warp * 16 + lane / 4 + 8 * half) * kPitch + n * 8 + 2 * (lane % 4)) =
           make_float2(kRange * whole[n * 4 + 2 * half], kRange * whole[n * 4 + 2 * half + 1]);
-  finish_tile<N, kPitch, kWarpgroupThreads>(p, shared, spread, rank, min(kWarpgroupRows, total - first_row), first_row,
-                                            first_column);
+  finish_tile<N, kPitch, kWarpgroupThreads>(Unit ? following : p, shared, spread, rank,
+                                            min(kWarpgroupRows, total - first_row), first_row, first_column);
 #else
   __trap();  // `has_warpgroups` keeps it from being launched
 #endif

@@ -36,6 +36,7 @@ SOURCES = (
     "vocoder/convolutions.cu",
     "vocoder/rows.cu",
     "vocoder/transformer.cu",
+    "vocoder/transformer_wide.cu",
     "frame/frame_bindings.cpp",
     "prompt/prompt_bindings.cpp",
     "vocoder/vocoder_bindings.cpp",

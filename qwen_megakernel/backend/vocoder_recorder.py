@@ -55,6 +55,7 @@ class VocoderMemory:
         like = partial(torch.zeros, dtype=torch.int32, device=device)
         # Tensors and sizes for `extension.transform`.
         self.layers = {name: like(most * values, 2) for name, values in exchange.items()} | weights.layers
+        self.layers["vectors"] = torch.empty(most * sum(exchange.values()), device=device)
         self.layers |= {"rings": self.state["rings"], "position": self.position, "fault": self.fault, "epoch": like(1)}
         self.layer_sizes = {"blocks": weights.blocks, "shared_bytes": weights.shared_bytes, "spin_limit": SPIN_LIMIT}
         self.layer_sizes |= {"columns_out": len(weights.layers["bias_out"]), "hidden": config.hidden_size}
@@ -96,7 +97,7 @@ class Recorder:
         self._room = room
         self._skim = skim
         # With histories kept once, at the end, the blocks' buffers take 8 MB a frame. Keeping them after every block
-        # or unit (2.8 MB a frame) lets the next reuse buffers. It takes 6 us each: too much for one frame.
+        # or unit (3 MB a frame) lets the next reuse buffers. It takes 6 us each: too much for one frame.
         self._sparing = room > 8
         self._most_sparing = room > 16
         self._extension: Any = extension
@@ -123,6 +124,7 @@ class Recorder:
     def _run(self) -> None:
         m, c = self._m, self._config
         self._histories: list[tuple[Tensor, Tensor, int]] = []
+        self._turns = 0
         # The first convolution, the transformer and the first upsampling.
         x = self._buffer("upsample.0 out", self._room * c.upsampling_ratios[0] * padded(c.latent_dim))
         past = self._past("pre_conv", m.embedding, 1)
@@ -176,64 +178,93 @@ class Recorder:
         rows: int,
         name: str,
         *,
-        keep: str | None = None,
-        dilation: int = 1,
-        residual: Tensor | None = None,
         out: str | Tensor | None = None,
         activated: str | None = None,
-        activation: int = NONE,
-        snake: str | None = None,
+        behind: Any = None,
+        **others: Any,
     ) -> Tensor:
         """Apply weight and bias of `name` to x, which holds halves (csrc/vocoder/halves.cuh). The result is in the
-        buffer named `activated`, as halves, or else in `out`, as fp32."""
-        weight, bias = self._w.matrices[name]
-        values = self._room * rows * len(bias)
+        buffer named `activated`, as halves, or else in `out`, as fp32. `behind`: a convolution whose result is the
+        input in x's place, and stays within the launch. `others`: as `_convolution` has them."""
+        values = self._room * rows * len(self._w.matrices[name][1])
         if isinstance(out, str):
             out = self._buffer(out, values)
         after = self._buffer(activated, values) if activated else None
-        frequency, scale = self._w.snakes[snake] if snake else (None, None)
-        self._extension.convolve(self._extension.Convolution(
-            fresh=x, past=self._past(keep, x, rows) if keep else None, frames=self._m.frames, room=self._room,
-            rows=rows, dilation=dilation, weight=weight, bias=bias, residual=residual, out=out, activated=after,
-            activation=SNAKE if snake else activation, frequency=frequency, scale=scale, exact=self._exact,
-        ))  # fmt: skip
+        convolution = self._convolution(x, rows, name, out=out, activated=after, **others)
+        if behind is None:
+            self._extension.convolve(convolution, None)
+        else:
+            self._extension.convolve(behind, convolution)
         result = out if after is None else after
         assert result is not None, "`out` or `activated` is given"
         return result
 
+    def _convolution(
+        self,
+        x: Tensor,
+        rows: int,
+        name: str,
+        *,
+        keep: str | None = None,
+        dilation: int = 1,
+        residual: Tensor | None = None,
+        out: Tensor | None = None,
+        activated: Tensor | None = None,
+        activation: int = NONE,
+        snake: str | None = None,
+    ) -> Any:
+        weight, bias = self._w.matrices[name]
+        frequency, scale = self._w.snakes[snake] if snake else (None, None)
+        return self._extension.Convolution(
+            fresh=x, past=self._past(keep, x, rows) if keep else None, frames=self._m.frames, room=self._room,
+            rows=rows, dilation=dilation, weight=weight, bias=bias, residual=residual, out=out, activated=activated,
+            activation=SNAKE if snake else activation, frequency=frequency, scale=scale, exact=self._exact,
+        )  # fmt: skip
+
+    def _turn(self) -> str:
+        """The next of three buffers. The one before it may still be read, and the third may not be kept yet."""
+        self._turns += 1
+        return f"turn {self._turns % 3}"
+
     def _before(self, i: int, unit: int) -> str:
         """The buffer for the input of a block's residual unit."""
-        if self._most_sparing:  # the unit before has used it up
-            return f"block.{i % 2} in"
+        if self._most_sparing:
+            return self._turn()
         return f"block.{unit} in" if self._sparing else f"decoder.{i}.{unit} in"
 
     def _after(self, i: int) -> str:
         """The buffer for the result of block i, which the next block reads."""
         if self._most_sparing:
-            return f"block.{i % 2} in"
+            return self._turn()
         return f"between.{i % 2 if self._sparing else i}"
 
     def _block(self, x: Tensor, rows: int, i: int, rate: int, after: str) -> Tensor:
         """Transposed convolution and three residual units; `after`: the SnakeBeta that follows them."""
         name = f"decoder.{i}"
-        out_values = self._room * rows * len(self._w.matrices[f"{name}.up"][1])
-        residual = self._buffer("residual", out_values)
+        channels = len(self._w.matrices[f"{name}.2.conv2"][1])
+        residual = self._buffer("residual", self._room * rows * rate * channels)
         x = self._convolve(
             x, rows, f"{name}.up", keep=f"{name}.up", out=residual, activated=self._before(i, 2),
             snake=f"{name}.block.2.act1",
         )  # fmt: skip
         rows *= rate
+        joined = self._most_sparing and self._kernels.can_follow(channels)
         for unit, dilation in enumerate(DILATIONS, start=2):
-            y = self._convolve(
-                x, rows, f"{name}.{unit}.conv1", keep=f"{name}.{unit}", dilation=dilation, activated="unit",
-                snake=f"{name}.block.{unit}.act2",
-            )  # fmt: skip
-            if self._most_sparing:
-                self._keep()
+            first, behind = f"{name}.{unit}.conv1", None
+            wanted: dict[str, Any] = {"keep": f"{name}.{unit}", "dilation": dilation}
+            wanted["snake"] = f"{name}.block.{unit}.act2"
+            if joined:
+                behind = self._convolution(x, rows, first, **wanted)
+            else:
+                x = self._convolve(x, rows, first, activated=self._turn() if self._most_sparing else "unit", **wanted)
+                if self._most_sparing:
+                    self._keep()
             last = unit == len(DILATIONS) + 1
-            following = self._after(i) if last else self._before(i, unit + 1)
             x = self._convolve(
-                y, rows, f"{name}.{unit}.conv2", residual=residual, out=None if last else residual,
-                activated=following, snake=after if last else f"{name}.block.{unit + 1}.act1",
+                x, rows, f"{name}.{unit}.conv2", behind=behind, residual=residual, out=None if last else residual,
+                activated=self._after(i) if last else self._before(i, unit + 1),
+                snake=after if last else f"{name}.block.{unit + 1}.act1",
             )  # fmt: skip
+            if joined:
+                self._keep()
         return x
