@@ -420,9 +420,10 @@ def test_builds_for_other_weights_have_their_own_flags(fresh, monkeypatch):
 
 
 def test_both_compilers_get_every_macro_that_the_sources_ask_for(fresh, monkeypatch):
-    """With a macro that only one of them has, kernel and bindings disagree. frame_wide.cu defines QMK_WIDE itself."""
+    """With a macro that only one of them has, kernel and bindings disagree. frame_wide.cu and frame_batch.cu
+    define one of their own."""
     text = "".join(path.read_text(encoding="utf-8") for path in CSRC.rglob("*.*"))
-    asked = set(re.findall(r"^#if(?:n?def)? (QMK_\w+)$", text, re.M)) - {"QMK_WIDE"}
+    asked = set(re.findall(r"^#if(?:n?def)? (QMK_\w+)$", text, re.M)) - {"QMK_WIDE", "QMK_BATCH"}
     given = []
 
     def load(name, _sources, **settings):
@@ -435,7 +436,7 @@ def test_both_compilers_get_every_macro_that_the_sources_ask_for(fresh, monkeypa
     build.load_extension(GPU, PARTS)
     cpp, cuda = ({flag for flag in flags if flag.startswith("-DQMK_")} for flags in given)
     assert cpp == cuda
-    assert asked == {"QMK_STAGE_CLOCK", "QMK_FP8", "QMK_COLUMNS", "QMK_WIDE_COLUMNS"}
+    assert asked == {"QMK_STAGE_CLOCK", "QMK_FP8", "QMK_COLUMNS", "QMK_WIDE_COLUMNS", "QMK_BATCH_COLUMNS"}
     assert asked <= {flag.removeprefix("-D").partition("=")[0] for flag in cpp}
 
 
