@@ -94,7 +94,7 @@ class TTSEngine:
         self.weights = name_of(backend.fp8)
         self.memory = memory_of(loaded, config.talker.stack, backend.dtype, options)
         self.threads = loaded.cpu.threads if loaded.cpu else None
-        self._width = loaded.decoder.width
+        self._at_once = max(3 * loaded.decoder.narrow, loaded.decoder.width) if loaded.decoder.width > 1 else 0
         self._voice_encoder = VoiceEncoder(checkpoint)
         self._has_spare = spare is not None
         # PyTorch's slots share no memory, so the spare has fewer.
@@ -142,8 +142,7 @@ class TTSEngine:
         try:
             with self._told_of_memory(), contextlib.suppress(TextTooLongError):
                 first_words(self.generate, request, again=self._has_spare)  # too long for the smallest slots
-                if self._width > 1:
-                    at_once = min(self._core.slots, 3 * self._width)
+                if at_once := min(self._core.slots, self._at_once):
                     self._core.admission.sustain(sustained(self.submit, request, at_once))
         except BaseException:
             self.close()
