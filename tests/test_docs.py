@@ -60,7 +60,7 @@ NOT_RUN = {
 }
 """Commands that are read and not run, by their first words, and why."""
 
-FOREIGN_OPTIONS = {"--gpus": "docker", "--metrics-export-port": "ray"}
+FOREIGN_OPTIONS = {"--gpus": "docker", "--metrics-export-port": "ray", "--gpu-memory-utilization": "vllm"}
 PYTHON_ELSEWHERE = {"docs/livekit.md": "test_clients.py"}
 EXAMPLES = {
     **dict.fromkeys(

@@ -188,6 +188,7 @@ def test_what_a_server_says_of_a_request_it_refuses_is_told(monkeypatch):
         ("measure_peers --draw chart none.json", "nothing was measured"),
         ("measure_load --rates -1", "must be above 0, got -1"),
         ("measure_load --rates 0", "must be above 0, got 0"),
+        ("measure_neighbour --duty 0", "must be above 0, got 0"),
         ("measure_load --draw chart", "--draw needs a file"),
         ("measure_listeners --rates 0", "must be above 0, got 0"),
         ("measure_listeners --ways pigeon", "invalid choice: 'pigeon'"),
