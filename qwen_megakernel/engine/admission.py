@@ -47,6 +47,7 @@ class Admission:
         self.places = deque([None] * (slots + max_queue))  # free ones
         self.open: set[SpeechSequence] = set()  # somebody may still wait for them
         self.unsettled: set[SpeechSequence] = set()  # their end is not known yet
+        self.some_ended = False  # since the loop has last looked
         self._tally: queue.SimpleQueue[str] = queue.SimpleQueue()  # events not yet counted
         self._counts = dict.fromkeys(COUNTED, 0)
         self._counting = threading.RLock()
@@ -116,7 +117,7 @@ class Admission:
         except BaseException as failure:
             error = failure
         result.error = error or result.error
-        result.settled = True
+        result.settled = self.some_ended = True
         try:
             if callbacks := result.callbacks:
                 callbacks.call(partial(self._announce, sequence), last=True)

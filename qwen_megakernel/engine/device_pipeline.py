@@ -139,8 +139,7 @@ class DevicePipeline:
         """Launch a frame of each. Returns the sequences whose new frame the vocoder may get already."""
         self.decoder.launch([s.slot for s in sequences])
         for sequence in sequences:
-            sequence.launched += 1
-            sequence.in_flight = True
+            sequence.launch()
         self.in_flight.append(Launch(sequences, self._clock()))
         return sequences if self._vocoder.follows else []
 

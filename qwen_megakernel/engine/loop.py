@@ -7,7 +7,6 @@ import contextlib
 import logging
 import queue
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -94,9 +93,8 @@ class Loop:
             self.failures.alone(sequence, self._read_news)
         self._news = False
         busy = False
-        new = partial(self._scheduler.to_prefill, self.slots.running, self._clock())
-        if self.pipeline.has_room and not (self.pipeline.sound_first and new()):
-            for sequence in new():
+        if self.pipeline.has_room and not (self.pipeline.sound_first and self.slots.new):
+            for sequence in self._scheduler.to_prefill(self.slots.new, self.slots.running, self._clock()):
                 self.failures.alone(sequence, self._prefill)
                 busy = True
             ready = self._scheduler.ready(self.slots.running)
@@ -188,8 +186,7 @@ class Loop:
         if hasattr(self, "pipeline"):
             self.pipeline.drain()
             self.pipeline.close()
-        self.slots.waiting.clear()
-        self.slots.running.clear()
+        self.slots.clear()
         for sequence in list(self._admission.open):
             self._admission.settle_closed(sequence)
             sequence.forget()

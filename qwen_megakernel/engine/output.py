@@ -28,19 +28,19 @@ class ChunkPlan:
         self._schedule = schedule
         self._frames = 0  # that fill chunks
         self._chunks = 0  # these chunks
-
-    def lacking(self, frames: int) -> int:
-        """How many frames the next chunk lacks if there are so many in all."""
-        return chunk_size(self._schedule, self._chunks) - (frames - self._frames)
+        self.full_at = schedule[0]  # frames in all that fill one chunk more
 
     def fill(self, frames: int, short: bool) -> None:
         """The vocoder was given so many frames in all. `short`: the last one ends a chunk, full or not."""
-        while self.lacking(frames) <= 0:
-            self._frames += chunk_size(self._schedule, self._chunks)
-            self._chunks += 1
+        while frames >= self.full_at:
+            self._begin_next(self.full_at)
         if short and self._frames < frames:
-            self._frames = frames
-            self._chunks += 1
+            self._begin_next(frames)
+
+    def _begin_next(self, frames: int) -> None:
+        self._frames = frames
+        self._chunks += 1
+        self.full_at = frames + chunk_size(self._schedule, self._chunks)
 
 
 class Result:

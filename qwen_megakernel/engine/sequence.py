@@ -81,6 +81,7 @@ class SpeechSequence:
         self.pushes = 0  # uncollected ones
         self.reason: str | None = None  # why it ends with the frames it has
         self.runaway: str | None = None  # the guard's kind, if that is the reason
+        self._due: tuple[float, int] | None = None  # what `due_at` knows; None: something has changed since
 
     @property
     def state(self) -> State:
@@ -140,14 +141,14 @@ class SpeechSequence:
     @property
     def ready(self) -> bool:
         """Can its next frame be launched? Not while the device keeps codes that the vocoder still needs."""
-        busy = self.in_flight or self.missing >= RECENT_FRAMES or self.launched >= self.max_frames
-        running = self._state is State.RUNNING and not self.result.settled
-        return running and not busy and not self.starved
+        if self.in_flight or self._state is not State.RUNNING or self.result.settled:
+            return False
+        return self.missing < RECENT_FRAMES and self.launched < self.max_frames and not self.starved
 
     @property
     def starved(self) -> bool:
         """Its next frame needs a text row that has not come: that of the frame before it."""
-        return self.speaking and not self.text_complete and self.launched > self.text_rows
+        return not self.text_complete and self.launched > self.text_rows and self.speaking
 
     @property
     def idle(self) -> bool:
@@ -173,22 +174,36 @@ class SpeechSequence:
     def vocoder_due(self, short: bool) -> bool:
         """Are the frames launched so far worth a push? After `PUSH_FRAMES` they are, whatever the chunks: a push takes
         no more of them, and the runaway guard listens that often. `short`: its chunk ends with them, full or not."""
-        if self.missing <= 0:
+        missing = self.missing
+        if missing <= 0:
             return False
-        last = self.reason is not None or self.launched == self.max_frames
-        most = 1 if self.one_by_one else PUSH_FRAMES
-        return last or short or self.missing >= most or self.plan.lacking(self.launched) <= 0
+        if short or self.reason is not None or self.launched >= min(self.plan.full_at, self.max_frames):
+            return True
+        return missing >= (1 if self.one_by_one else PUSH_FRAMES)
 
     def due_at(self, frame_s: float) -> float:
         """When its next frame must begin so that its listener hears no gap, if a frame takes `frame_s`. Before the
         first chunk it is the text's arrival plus the audio launched: a long first chunk is no more urgent than others.
         """
+        if self._due is None:
+            self._due = self._find_due()
+        runs_out, frames = self._due
+        return runs_out - frame_s * frames
+
+    def _find_due(self) -> tuple[float, int]:
+        """(when it must be made, frames that it takes); it is asked far more often than it changes."""
         output = self.output
         if output.runs_out is None:
-            return (self.stopwatch.arrived or 0.0) + self._heard_frame_s * self.launched
+            return (self.stopwatch.arrived or 0.0) + self._heard_frame_s * self.launched, 0
         patience = self._heard_frame_s * max(0, self.launched - output.handed_frames - LONG_CHUNK)
-        lacking = self.plan.lacking(self.launched)
-        return output.runs_out + patience - frame_s * min(max(1, lacking), LONG_CHUNK)
+        lacking = self.plan.full_at - self.launched
+        return output.runs_out + patience, min(max(1, lacking), LONG_CHUNK)
+
+    def launch(self) -> None:
+        """Its next frame was launched."""
+        self.launched += 1
+        self.in_flight = True
+        self._due = None
 
     def add_frame(self, codes: Tensor | SpeechError | None) -> bool:
         """Take one more frame, int64 [groups], or None at end of speech. Returns whether it is a frame of speech."""
@@ -214,6 +229,7 @@ class SpeechSequence:
         self.given += frames
         self.pushes += 1
         self.plan.fill(self.given, short and self.given == self.launched)
+        self._due = None
 
     def add_sound(self, sound: np.ndarray) -> None:
         """Take what the vocoder made: fp32 [frames, 1920]. Raises SpeechError: a sample is not finite."""
@@ -233,4 +249,5 @@ class SpeechSequence:
             if self.reason not in ("eos", "length"):
                 presentable = min(presentable, self.guard.presentable)
         self.output.hand_out(presentable, short=short, last=self.reason is not None)
+        self._due = None
         return self.reason

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 from qwen_megakernel.engine.admission import Admission
-from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
+from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence, State
 from qwen_megakernel.errors import EngineBusy
 
 
@@ -17,13 +17,21 @@ class Slots:
         self._queue_timeout = queue_timeout
         self._clock = clock
         self.running: list[SpeechSequence] = []  # with a slot
+        self._new: list[SpeechSequence] = []  # of these, those that entered last
         self.waiting: deque[SpeechSequence] = deque()  # queued for one, first come, first served
         self.free = list(range(admission.slots))  # the slots' numbers
 
     def available(self, sequence: SpeechSequence) -> bool:
         """Can this sequence get a slot? A listener at speed 2 needs the model's audio twice as fast."""
-        needed = sum(s.request.speed for s in (sequence, *self.running))
-        return bool(self.free) and (not self.running or needed <= self._admission.sustained)
+        if not self.free or not self.running:
+            return bool(self.free)
+        return sum(s.request.speed for s in (sequence, *self.running)) <= self._admission.sustained
+
+    @property
+    def new(self) -> list[SpeechSequence]:
+        """Those whose prompt or reference is not computed yet, in the order in which they entered."""
+        self._new = [s for s in self._new if s.state in (State.PREFILLING, State.REFERENCE)]
+        return self._new
 
     @property
     def seconds_to_deadline(self) -> float | None:
@@ -54,6 +62,7 @@ class Slots:
             if available:
                 sequence.enter(self.free.pop())
                 self.running.append(sequence)
+                self._new.append(sequence)
             else:
                 self._admission.tally("timed_out")
                 why = f"no stream became free within {self._queue_timeout:g} s; try later or raise max_streams"
@@ -61,9 +70,17 @@ class Slots:
 
     def release(self) -> bool:
         """Take back the slots of those that have ended. Returns whether there were any."""
+        if not self._admission.some_ended:
+            return False
+        self._admission.some_ended = False  # first, because another thread may end one meanwhile
         ended = [s for s in self.running if s.result.settled]
         for sequence in ended:
             self.free.append(sequence.slot)
             self.running.remove(sequence)
             sequence.forget()
         return bool(ended)
+
+    def clear(self) -> None:
+        """The engine has ended: forget everybody."""
+        for sequences in (self.running, self._new, self.waiting):
+            sequences.clear()
