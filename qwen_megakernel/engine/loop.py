@@ -71,6 +71,8 @@ class Loop:
             self._take(self._admission.inbox.get())
         if self._admission.closed:
             return True
+        if self._news:
+            self.slots.settle_cancelled()
         self.slots.assign()
         try:
             busy = self._step()
@@ -85,11 +87,10 @@ class Loop:
             self.slots.queue(sequence)
         else:
             self._news = True
-            self.slots.settle_cancelled()
 
     def _step(self) -> bool:
         """Prefill, and launch the most urgent frames. If there is no room for more, see what earlier work made."""
-        for sequence in self.slots.running if self._news else ():
+        for sequence in [s for s in self.slots.running if s.input.news] if self._news else ():
             self.failures.alone(sequence, self._read_news)
         self._news = False
         busy = False

@@ -153,7 +153,7 @@ class SpeechSequence:
     @property
     def idle(self) -> bool:
         """Starved, and no row is on its way."""
-        return self.starved and self.input.rows.empty() and not self.input.cancelled
+        return self.starved and not self.input.news
 
     @property
     def missing(self) -> int:
