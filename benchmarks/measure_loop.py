@@ -17,6 +17,7 @@ import time
 import zlib
 from collections import deque
 
+import numpy as np
 import torch
 from common import about, commit, machine, positive
 from measure_load import FRAMES
@@ -46,7 +47,7 @@ class Model:
         self.frames = self.decided = self._next = 0
         self._launches: deque[tuple[float, int]] = deque()
         torch.manual_seed(1)
-        self._codes = list(torch.randint(2048, (10_007, GROUPS)))  # more than the guard remembers
+        self._codes = list(torch.randint(2048, (10_007, GROUPS)).numpy())  # more than the guard remembers
         self._sound = torch.randn(MOST_FRAMES * SAMPLES) * 0.1
 
     def _queue(self, ms: float, *work: list[int]) -> float:
@@ -58,7 +59,7 @@ class Model:
         self.frames += len(slots)
         self._launches.append((self._queue(1.5 + len(slots) / 150, slots), len(slots)))
 
-    def collect(self) -> list[torch.Tensor]:
+    def collect(self) -> list[np.ndarray]:
         done, count = self._launches.popleft()
         self.now = max(self.now, done)
         self._next = (self._next + count) % (len(self._codes) - self.width)

@@ -179,7 +179,7 @@ class DevicePipeline:
                 sequence.pushes -= 1
         return work
 
-    def codes(self) -> list[Tensor | SpeechError | None]:
+    def codes(self) -> list[np.ndarray | SpeechError | None]:
         """Wait for the codes of the popped launch, one entry for each sequence: see `FrameDecoder.collect`."""
         return self.decoder.collect()
 

@@ -8,8 +8,8 @@ import logging
 import queue
 from collections.abc import Callable
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from qwen_megakernel.engine.admission import Admission
 from qwen_megakernel.engine.device_pipeline import DevicePipeline, Launch, Pushed
@@ -135,7 +135,7 @@ class Loop:
         for sequence in (s for s in ended if not s.pushes):
             self.failures.alone(sequence, SpeechSequence.hand_out)
 
-    def _add_frame(self, sequence: SpeechSequence, codes: Tensor | SpeechError | None) -> None:
+    def _add_frame(self, sequence: SpeechSequence, codes: np.ndarray | SpeechError | None) -> None:
         if sequence.add_frame(codes):
             self._admission.tally("frames")
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from enum import Enum
 
 import numpy as np
-from torch import Tensor
 
 from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES
 from qwen_megakernel.engine.audio import Chunk, Stopwatch
@@ -205,7 +204,7 @@ class SpeechSequence:
         self.in_flight = True
         self._due = None
 
-    def add_frame(self, codes: Tensor | SpeechError | None) -> bool:
+    def add_frame(self, codes: np.ndarray | SpeechError | None) -> bool:
         """Take one more frame, int64 [groups], or None at end of speech. Returns whether it is a frame of speech."""
         if isinstance(codes, SpeechError):
             raise codes
@@ -216,10 +215,9 @@ class SpeechSequence:
             return False
         if not seen:
             self.stopwatch.mark("first_frame")
-        frame = codes.numpy()
-        seen.append(frame)
+        seen.append(codes)
         if self.guard:
-            self.guard.see(frame, self.text_complete and len(seen) >= self.text_rows)
+            self.guard.see(codes, self.text_complete and len(seen) >= self.text_rows)
         if len(seen) == self.max_frames:
             self.end(self.reason or "length")
         return True
