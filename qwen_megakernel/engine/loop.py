@@ -17,7 +17,7 @@ from qwen_megakernel.engine.failures import Failures
 from qwen_megakernel.engine.scheduler import Scheduler
 from qwen_megakernel.engine.sequence import SpeechSequence, State
 from qwen_megakernel.engine.slots import Slots
-from qwen_megakernel.errors import KernelFault, SpeechError
+from qwen_megakernel.errors import KernelFault
 
 log = logging.getLogger(__name__)
 
@@ -129,15 +129,14 @@ class Loop:
             frames = self.pipeline.codes()
             self._scheduler.frame_took(self._clock() - launch.began)
             for sequence, codes in zip(launch.sequences, frames, strict=True):
-                self.failures.alone(sequence, self._add_frame, codes)
+                self.failures.alone(sequence, SpeechSequence.add_frame, codes)
+            heard = zip(launch.sequences, frames, strict=True)
+            count = sum(isinstance(codes, np.ndarray) and not s.result.settled for s, codes in heard)
+            self._admission.tally("frames", count)
         ended = [s for s in launch.sequences if s.reason and not s.result.settled]
         self._push(self.pipeline.behind_codes(launch.sequences, ended))
         for sequence in (s for s in ended if not s.pushes):
             self.failures.alone(sequence, SpeechSequence.hand_out)
-
-    def _add_frame(self, sequence: SpeechSequence, codes: np.ndarray | SpeechError | None) -> None:
-        if sequence.add_frame(codes):
-            self._admission.tally("frames")
 
     def _push(self, candidates: list[SpeechSequence], wait: bool = True) -> None:
         """Give the vocoder the candidates' frames that are due. `wait`: some may wait to share a push."""

@@ -152,16 +152,15 @@ class Output:
 
     def _stack(self, codes: list[np.ndarray]) -> np.ndarray:
         """Codes, int64 [groups] each -> int64 [n, groups]."""
-        return np.stack(codes) if codes else np.zeros((0, self._groups), np.int64)
+        return np.concatenate([np.zeros(0, np.int64), *codes]).reshape(-1, self._groups)  # `stack` takes thrice as long
 
     def assemble(self, reason: str) -> Audio:
         """All that was handed out."""
         now = self._stopwatch.clock()
         arrived = now if self._stopwatch.arrived is None else self._stopwatch.arrived
         spoken = self.handed_frames
-        sound = self._changed if self.effects else self.sound[:spoken]
         return Audio(
-            samples=np.concatenate(sound) if sound else np.zeros(0, np.float32),
+            sound=list(self._changed) if self.effects else self.sound[:spoken],
             codes=self._stack(self.codes[:spoken]),
             finish_reason=reason,
             seed=self._request.seed,

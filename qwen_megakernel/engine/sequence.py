@@ -204,15 +204,15 @@ class SpeechSequence:
         self.in_flight = True
         self._due = None
 
-    def add_frame(self, codes: np.ndarray | SpeechError | None) -> bool:
-        """Take one more frame, int64 [groups], or None at end of speech. Returns whether it is a frame of speech."""
+    def add_frame(self, codes: np.ndarray | SpeechError | None) -> None:
+        """Take one more frame, int64 [groups], or None at end of speech."""
         if isinstance(codes, SpeechError):
             raise codes
         seen = self.output.codes
         if codes is None:
             self.end(self.reason or "eos")
             self.launched = len(seen)
-            return False
+            return
         if not seen:
             self.stopwatch.mark("first_frame")
         seen.append(codes)
@@ -220,7 +220,6 @@ class SpeechSequence:
             self.guard.see(codes, self.text_complete and len(seen) >= self.text_rows)
         if len(seen) == self.max_frames:
             self.end(self.reason or "length")
-        return True
 
     def give(self, frames: int, short: bool) -> None:
         """The vocoder was given so many more frames. `short`: the last launched ends a chunk, full or not."""
