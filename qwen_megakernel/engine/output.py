@@ -152,7 +152,7 @@ class Output:
 
     def _stack(self, codes: list[np.ndarray]) -> np.ndarray:
         """Codes, int64 [groups] each -> int64 [n, groups]."""
-        return np.concatenate([np.zeros(0, np.int64), *codes]).reshape(-1, self._groups)  # `stack` takes thrice as long
+        return np.array(codes, np.int64).reshape(-1, self._groups)  # `np.stack` takes three times as long
 
     def assemble(self, reason: str) -> Audio:
         """All that was handed out."""

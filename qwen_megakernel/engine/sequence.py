@@ -176,9 +176,9 @@ class SpeechSequence:
         missing = self.missing
         if missing <= 0:
             return False
-        if short or self.reason is not None or self.launched >= min(self.plan.full_at, self.max_frames):
-            return True
-        return missing >= (1 if self.one_by_one else PUSH_FRAMES)
+        last = self.reason is not None or self.launched == self.max_frames
+        most = 1 if self.one_by_one else PUSH_FRAMES
+        return last or short or missing >= most or self.launched >= self.plan.full_at
 
     def due_at(self, frame_s: float) -> float:
         """When its next frame must begin so that its listener hears no gap, if a frame takes `frame_s`. Before the

@@ -25,7 +25,7 @@ class Slots:
         """Can this sequence get a slot? A listener at speed 2 needs the model's audio twice as fast."""
         if not self.free or not self.running:
             return bool(self.free)
-        return sum(s.request.speed for s in (sequence, *self.running)) <= self._admission.sustained
+        return sum([s.request.speed for s in (sequence, *self.running)]) <= self._admission.sustained
 
     @property
     def new(self) -> list[SpeechSequence]:
