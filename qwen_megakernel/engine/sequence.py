@@ -142,7 +142,8 @@ class SpeechSequence:
         """Can its next frame be launched? Not while the device keeps codes that the vocoder still needs."""
         if self.in_flight or self._state is not State.RUNNING or self.result.settled:
             return False
-        return self.missing < RECENT_FRAMES and self.launched < self.max_frames and not self.starved
+        room = self.launched < self.max_frames and self.launched - self.given < RECENT_FRAMES
+        return room and (self.text_complete or not self.starved)
 
     @property
     def starved(self) -> bool:
