@@ -36,7 +36,7 @@ def observed(
             raise codes
         if codes is None:
             break
-        made.append((codes, hidden[0].clone(), logits[0].clone()))
+        made.append((torch.from_numpy(codes), hidden[0].clone(), logits[0].clone()))
     return [torch.stack(part).to(hidden.device) for part in zip(*made, strict=True)]
 
 

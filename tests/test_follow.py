@@ -81,8 +81,8 @@ class QueuedDecoder:
         def work():
             for slot, frame, codes in zip(slots, at, self.inner.collect(), strict=True):
                 junk = torch.randint(-5, 3000, (GROUPS,), dtype=torch.int32)
-                self.recent_codes[slot, frame % RECENT_FRAMES] = junk if codes is None else codes.to(torch.int32)
-                said.append(None if codes is None else codes.clone())
+                self.recent_codes[slot, frame % RECENT_FRAMES] = junk if codes is None else torch.from_numpy(codes)
+                said.append(None if codes is None else codes.copy())
 
         self.results.append((self.device.put(work), said))
 

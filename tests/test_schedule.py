@@ -115,9 +115,9 @@ class Decoder:
         return [self.say(*frame) for frame in frames]
 
     @staticmethod
-    def say(stream, frame: int) -> torch.Tensor | None:
+    def say(stream, frame: int) -> np.ndarray | None:
         stream.over |= frame >= stream.left
-        return None if stream.over else torch.full((GROUPS,), frame)
+        return None if stream.over else np.full(GROUPS, frame)
 
     def recover(self):
         self.launches.clear()

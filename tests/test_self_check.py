@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from probes import ProbedBackend, fail, probed
@@ -657,7 +658,7 @@ class StandIn(TorchFrameDecoder):
         said_now = super().collect()
         if self._seen:
             self._spoken[self._slot] += said_now
-            self._look(self._slot, torch.stack(self._spoken[self._slot]))
+            self._look(self._slot, torch.from_numpy(np.stack(self._spoken[self._slot])))
         return said_now
 
     def _look(self, slot: int, codes) -> None:

@@ -394,10 +394,10 @@ class KernelStandIn(TorchFrameDecoder):
     def collect(self):
         (codes,) = super().collect()
         if codes is not None:
-            self.said.append(codes)
+            self.said.append(torch.from_numpy(codes))
             forced = self.config, self.exact
             hidden = teacher_forced_talker(*forced, self.prompt, torch.stack(self.said))[-1:]
-            logits = teacher_forced_logits(*forced, hidden, codes[None])
+            logits = teacher_forced_logits(*forced, hidden, self.said[-1][None])
             self.hidden.copy_(hidden * (1 + self.error * torch.randn(hidden.shape)))
             for group, row in enumerate(logits):
                 self.logits[0, group, : row.shape[1]] = row[0] * (1 + self.error * torch.randn(row[0].shape))

@@ -16,6 +16,7 @@ import common
 import graph_frame
 import measure_drift
 import measure_listeners
+import measure_loop
 import numpy as np
 import peers
 import pytest
@@ -239,6 +240,18 @@ def test_listeners_of_a_server_are_counted(monkeypatch, capsys):
     for row in rows:
         assert row["heard_s"] == pytest.approx(0.8), "a socket's numbers of contexts are no sound"
         assert 0 <= row["without_gap"] <= 1 and row["p95"] >= row["p50"] > 0
+
+
+def test_the_loop_decides_the_same_with_the_guard_and_in_every_run(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", "measure_loop --open 1 3 --width 2 --frames 200 --rounds 1".split())
+    told = []
+    for _ in range(2):
+        measure_loop.main()
+        told.append(json.loads(capsys.readouterr().out.splitlines()[-1])["results"])
+    for row, again in zip(*told, strict=True):
+        assert row["plain_us"] > 0 and row["guarded_us"] > 0
+        assert row["decided"] == again["decided"] and len(set(row["decided"])) == 1
+    assert [row["open"] for row in told[0]] == [1, 3] and told[0][0]["decided"] != told[0][1]["decided"]
 
 
 @pytest.mark.ray

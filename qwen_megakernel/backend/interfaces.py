@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,9 +66,9 @@ class FrameDecoder(Protocol):
         ValueError for other slots, a full slot, or one whose text rows have not come; RuntimeError if `AHEAD` launches
         are uncollected."""
 
-    def collect(self) -> list[Tensor | SpeechError | None]:
+    def collect(self) -> list[np.ndarray | SpeechError | None]:
         """Wait for the oldest uncollected launch and return its frames, in the order of its slots. Returns codes int64
-        [groups] on the CPU, or None at end of speech. Frames after a sequence's end, and frames of a sequence whose
+        [groups], or None at end of speech. Frames after a sequence's end, and frames of a sequence whose
         slot was started again, are None too. A SpeechError where the model's logits are not numbers: the sequence is
         over. Raises RuntimeError: nothing is launched. KernelFault: the GPU gave up and every sequence is lost;
         `recover()` makes the decoder usable again."""
@@ -173,11 +174,12 @@ class SlotSequence:
     launched: int = 0
     over: bool = False  # it ended, or its slot was started again
 
-    def say(self, codes: Tensor, eos_id: int, broken: bool) -> Tensor | SpeechError | None:
-        """What `FrameDecoder.collect` returns for a frame; `broken`: its logits are not numbers."""
+    def say(self, codes: np.ndarray, ends: bool, broken: bool) -> np.ndarray | SpeechError | None:
+        """What `FrameDecoder.collect` returns for a frame. `ends`: its code 0 is end of speech. `broken`: its logits
+        are not numbers."""
         if self.over:
             return None
-        self.over = broken or bool(codes.numpy()[0] == eos_id)
+        self.over = ends or broken
         if broken:
             return SpeechError(
                 "the model's logits are not finite: check this utterance's voice, or the weights if all utterances fail"

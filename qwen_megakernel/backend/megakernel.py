@@ -341,7 +341,7 @@ class MegakernelFrameDecoder:
             sequence.launched += 1
         self._launches.append(sequences)
 
-    def collect(self) -> list[Tensor | SpeechError | None]:
+    def collect(self) -> list[np.ndarray | SpeechError | None]:
         if not self._launches:
             raise RuntimeError("nothing is launched: launch() first, then collect() once for every launch")
         sequences = self._launches.popleft()
@@ -349,8 +349,9 @@ class MegakernelFrameDecoder:
         results = self._launcher.collect().numpy()[: len(sequences)].astype(np.int64)
         if self._fault.numpy()[0]:
             raise KernelFault("a wait inside the kernel took longer than its limit")
-        collected = zip(sequences, map(torch.from_numpy, results[:, :-1]), results[:, -1].tolist(), strict=True)
-        return [sequence.say(frame, self._eos_id, bool(bad)) for sequence, frame, bad in collected]
+        ends, broken = results[:, 0] == self._eos_id, results[:, -1] != 0
+        collected = zip(sequences, results[:, :-1], ends.tolist(), broken.tolist(), strict=True)
+        return [sequence.say(*frame) for sequence, *frame in collected]
 
     def observe(self) -> tuple[Tensor, Tensor]:
         """Make every later launch write into the two tensors returned, by column: the talker's hidden state, fp32

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -123,7 +124,7 @@ class TorchFrameDecoder:
         self._launches.append((sequences, fetch))
 
     @torch.inference_mode()
-    def collect(self) -> list[Tensor | SpeechError | None]:
+    def collect(self) -> list[np.ndarray | SpeechError | None]:
         if not self._launches:
             raise RuntimeError("nothing is launched: launch() first, then collect() once for every launch")
         sequences, fetch = self._launches.popleft()
@@ -135,11 +136,11 @@ class TorchFrameDecoder:
         self._frame.step(sequence.state, sequence.draws, sequence.enter_frame())
         return sequence.state.codes.to("cpu", copy=True)
 
-    def _said(self, sequence: _Sequence, codes: Tensor) -> Tensor | SpeechError | None:
-        broken = bool(codes[0] < 0)
-        if broken:
+    def _said(self, sequence: _Sequence, codes: Tensor) -> np.ndarray | SpeechError | None:
+        first = int(codes[0])
+        if first < 0:
             clear([sequence.state])
-        return sequence.say(codes, self._eos_id, broken)
+        return sequence.say(codes.numpy(), first == self._eos_id, broken=first < 0)
 
     def recover(self) -> None:
         self._launches.clear()

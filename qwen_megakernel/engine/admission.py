@@ -47,7 +47,8 @@ class Admission:
         self.places = deque([None] * (slots + max_queue))  # free ones
         self.open: set[SpeechSequence] = set()  # somebody may still wait for them
         self.unsettled: set[SpeechSequence] = set()  # their end is not known yet
-        self._tally: queue.SimpleQueue[str] = queue.SimpleQueue()  # events not yet counted
+        self.some_ended = False  # since the loop has last looked
+        self._tally: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()  # events not yet counted
         self._counts = dict.fromkeys(COUNTED, 0)
         self._counting = threading.RLock()
 
@@ -116,7 +117,7 @@ class Admission:
         except BaseException as failure:
             error = failure
         result.error = error or result.error
-        result.settled = True
+        result.settled = self.some_ended = True
         try:
             if callbacks := result.callbacks:
                 callbacks.call(partial(self._announce, sequence), last=True)
@@ -188,9 +189,9 @@ class Admission:
         result.callbacks = None  # breaks a reference cycle, which would wait for the garbage collector
         return True
 
-    def tally(self, event: str) -> None:
+    def tally(self, event: str, count: int = 1) -> None:
         """Count one of `COUNTED`, later."""
-        self._tally.put(event)
+        self._tally.put((event, count))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -216,7 +217,8 @@ class Admission:
     def _count(self) -> None:
         for _ in range(self._tally.qsize()):
             try:
-                self._counts[self._tally.get_nowait()] += 1
+                event, count = self._tally.get_nowait()
+                self._counts[event] += count
             except queue.Empty:
                 return
 

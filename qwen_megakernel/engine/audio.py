@@ -1,7 +1,7 @@
 """What comes out of an utterance: chunks of PCM, and in the end the whole audio."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -77,6 +77,7 @@ class Audio:
 
     Attributes:
         samples: fp32 [n], -1..1; equals the joined chunks. All seconds of audio are at the requested speed.
+        sound: the same in parts. Who reads `samples` first joins them, so the engine's thread need not.
         codes: int64 [frames, 16].
         finish_reason: "eos" (the model ended), "length" (frame limit), "runaway" (the model fell into a
             loop or babbled on) or "cancelled".
@@ -90,7 +91,7 @@ class Audio:
         attempts: how often it was said; more than 1 only with `retries`. Everything else is the last attempt's.
     """
 
-    samples: np.ndarray
+    sound: list[np.ndarray] = field(repr=False)
     codes: np.ndarray
     finish_reason: str
     seed: int
@@ -102,17 +103,23 @@ class Audio:
     attempts: int = 1
 
     @property
+    def samples(self) -> np.ndarray:
+        if len(self.sound) != 1:
+            self.sound[:] = [np.concatenate([np.zeros(0, np.float32), *self.sound])]
+        return self.sound[0]
+
+    @property
     def frames(self) -> int:
         return len(self.codes)
 
     @property
     def duration_s(self) -> float:
-        return len(self.samples) / self.sample_rate
+        return sum(map(len, self.sound)) / self.sample_rate
 
     @property
     def rtf(self) -> float:
         """Compute time / audio time; lower is better."""
-        return self.compute_s / self.duration_s if len(self.samples) else float("inf")
+        return self.compute_s / self.duration_s if self.duration_s else float("inf")
 
     def why_cut(self, most_frames: int) -> str:
         """What to tell the listener of speech that ended by "length" although its caller set no limit. `most_frames`:
@@ -132,7 +139,7 @@ def joined(parts: Sequence[Audio]) -> Audio:
     leads = [part.lead_s for part in parts if part.lead_s is not None]
     return replace(
         first,
-        samples=np.concatenate([part.samples for part in parts]),
+        sound=[sound for part in parts for sound in part.sound],
         codes=np.concatenate([part.codes for part in parts]),
         finish_reason=last.finish_reason,
         compute_s=sum(part.compute_s for part in parts),

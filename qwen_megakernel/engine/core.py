@@ -274,8 +274,7 @@ def _end_copies() -> None:
     """In a forked process: no engine's threads came along, so every engine is dead at once."""
     for core in list(_CORES):
         core.admission.forked()
-        core.loop.slots.running.clear()
-        core.loop.slots.waiting.clear()
+        core.loop.slots.clear()
         _SWITCH_INTERVAL.restore(core.loop)
 
 

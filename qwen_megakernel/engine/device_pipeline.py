@@ -142,8 +142,7 @@ class DevicePipeline:
         """Launch a frame of each. Returns the sequences whose new frame the vocoder may get already."""
         self.decoder.launch([s.slot for s in sequences])
         for sequence in sequences:
-            sequence.launched += 1
-            sequence.in_flight = True
+            sequence.launch()
         self.in_flight.append(Launch(sequences, self._clock()))
         return sequences if self._vocoder.follows else []
 
@@ -183,7 +182,7 @@ class DevicePipeline:
                 sequence.pushes -= 1
         return work
 
-    def codes(self) -> list[Tensor | SpeechError | None]:
+    def codes(self) -> list[np.ndarray | SpeechError | None]:
         """Wait for the codes of the popped launch, one entry for each sequence: see `FrameDecoder.collect`."""
         return self.decoder.collect()
 

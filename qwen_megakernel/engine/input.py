@@ -47,6 +47,11 @@ class Input:
         self.rows: queue.SimpleQueue[tuple[Tensor, bool]] = queue.SimpleQueue()
         self.cancelled = False  # stop before the next frame; any thread sets it, nobody takes it back
 
+    @property
+    def news(self) -> bool:
+        """Has the engine's thread something to see here?"""
+        return self.cancelled or not self.rows.empty()
+
     def forget(self) -> None:
         """The sequence has ended, so its text is not needed."""
         self.pieces = None

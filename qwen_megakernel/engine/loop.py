@@ -7,10 +7,9 @@ import contextlib
 import logging
 import queue
 from collections.abc import Callable
-from functools import partial
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from qwen_megakernel.engine.admission import Admission
 from qwen_megakernel.engine.device_pipeline import DevicePipeline, Launch, Pushed
@@ -18,7 +17,7 @@ from qwen_megakernel.engine.failures import Failures
 from qwen_megakernel.engine.scheduler import Scheduler
 from qwen_megakernel.engine.sequence import SpeechSequence, State
 from qwen_megakernel.engine.slots import Slots
-from qwen_megakernel.errors import KernelFault, SpeechError
+from qwen_megakernel.errors import KernelFault
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +72,8 @@ class Loop:
             self._take(self._admission.inbox.get())
         if self._admission.closed:
             return True
+        if self._news:
+            self.slots.settle_cancelled()
         self.slots.assign()
         try:
             busy = self._step()
@@ -87,17 +88,15 @@ class Loop:
             self.slots.queue(sequence)
         else:
             self._news = True
-            self.slots.settle_cancelled()
 
     def _step(self) -> bool:
         """Prefill, and launch the most urgent frames. If there is no room for more, see what earlier work made."""
-        for sequence in self.slots.running if self._news else ():
+        for sequence in [s for s in self.slots.running if s.input.news] if self._news else ():
             self.failures.alone(sequence, self._read_news)
         self._news = False
         busy = False
-        new = partial(self._scheduler.to_prefill, self.slots.running, self._clock())
-        if self.pipeline.has_room and not (self.pipeline.sound_first and new()):
-            for sequence in new():
+        if self.pipeline.has_room and not (self.pipeline.sound_first and self.slots.new):
+            for sequence in self._scheduler.to_prefill(self.slots.new, self.slots.running, self._clock()):
                 self.failures.alone(sequence, self._prefill)
                 busy = True
             ready = self._scheduler.ready(self.slots.running)
@@ -132,15 +131,14 @@ class Loop:
             frames = self.pipeline.codes()
             self._scheduler.frame_took(self._clock() - launch.began)
             for sequence, codes in zip(launch.sequences, frames, strict=True):
-                self.failures.alone(sequence, self._add_frame, codes)
+                self.failures.alone(sequence, SpeechSequence.add_frame, codes)
+            heard = zip(launch.sequences, frames, strict=True)
+            count = sum(isinstance(codes, np.ndarray) and not s.result.settled for s, codes in heard)
+            self._admission.tally("frames", count)
         ended = [s for s in launch.sequences if s.reason and not s.result.settled]
         self._push(self.pipeline.behind_codes(launch.sequences, ended))
         for sequence in (s for s in ended if not s.pushes):
             self.failures.alone(sequence, SpeechSequence.hand_out)
-
-    def _add_frame(self, sequence: SpeechSequence, codes: Tensor | SpeechError | None) -> None:
-        if sequence.add_frame(codes):
-            self._admission.tally("frames")
 
     def _push(self, candidates: list[SpeechSequence], wait: bool = True) -> None:
         """Give the vocoder the candidates' frames that are due. `wait`: some may wait to share a push."""
@@ -190,8 +188,7 @@ class Loop:
         if hasattr(self, "pipeline"):
             self.pipeline.drain()
             self.pipeline.close()
-        self.slots.waiting.clear()
-        self.slots.running.clear()
+        self.slots.clear()
         for sequence in list(self._admission.open):
             self._admission.settle_closed(sequence)
             sequence.forget()

@@ -53,7 +53,7 @@ class RunawayGuard:
     def __init__(self) -> None:
         self._unheard: deque[tuple[bytes, bool]] = deque()  # of frames seen: codes; is the text used up?
         self._recent: deque[bytes] = deque(maxlen=_PERIODS[-1])
-        self._repeated = dict.fromkeys(_PERIODS, 0)  # latest frames that equal the one a period before
+        self._repeated: dict[int, int] = {}  # by period: latest frames that equal the one so many before, if any do
         self._quiet = 0  # latest frames that are near silence
         self._loudest = 0.0
         self._frames = 0
@@ -78,10 +78,10 @@ class RunawayGuard:
                 self._runaway = self._judge()
 
     def _add(self, codes: bytes, text_used_up: bool, level: float) -> None:
-        for period in _PERIODS:
-            same = len(self._recent) >= period and codes == self._recent[-period]
-            self._repeated[period] = self._repeated[period] + 1 if same else 0
-        self._recent.append(codes)
+        recent = self._recent
+        repeats = [p for p in _PERIODS if p <= len(recent) and codes == recent[-p]] if codes in recent else ()
+        self._repeated = {period: self._repeated.get(period, 0) + 1 for period in repeats}
+        recent.append(codes)
         self._loudest = max(self._loudest, level)
         self._quiet = self._quiet + 1 if level < max(_SILENT, _QUIET * self._loudest) else 0
         self._frames += 1
@@ -124,7 +124,7 @@ class RunawayGuard:
 
     def _loops(self) -> list[tuple[str, int]]:
         """Kind and first frame of every run that lasts until now."""
-        loops = [("repeats", self._frames - run - period) for period, run in self._repeated.items() if run]
+        loops = [("repeats", self._frames - run - period) for period, run in self._repeated.items()]
         loops += [("silence", self._frames - self._quiet)] if self._quiet else []
         return [(kind, max(begin, self._watched_from)) for kind, begin in loops]
 

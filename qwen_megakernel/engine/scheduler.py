@@ -7,7 +7,7 @@ first. docs/reliability.md explains the rules to users. tests/test_schedule.py t
 from dataclasses import dataclass
 
 from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES
-from qwen_megakernel.engine.sequence import LONG_CHUNK, SpeechSequence, State
+from qwen_megakernel.engine.sequence import LONG_CHUNK, SpeechSequence
 
 NEW_AT_ONCE = 8
 """The most sequences that are prefilled between two launches. A prompt takes 1 ms on an H200, so 8 delay a frame by
@@ -55,9 +55,10 @@ class Scheduler:
     def frame_took(self, seconds: float) -> None:
         self.frame_s += _SMOOTHING * (seconds - self.frame_s)
 
-    def to_prefill(self, running: list[SpeechSequence], now: float) -> list[SpeechSequence]:
-        """Sequences whose prompt or reference is computed before the next launch: first come, first served."""
-        new = [s for s in running if s.state in (State.PREFILLING, State.REFERENCE)]
+    @staticmethod
+    def to_prefill(new: list[SpeechSequence], running: list[SpeechSequence], now: float) -> list[SpeechSequence]:
+        """Sequences whose prompt or reference is computed before the next launch. `new`: those that lack it, in the
+        order in which they came."""
         if not new:
             return []
         listening = (s for s in running if s.output.runs_out is not None)
@@ -71,7 +72,8 @@ class Scheduler:
 
     def ready(self, running: list[SpeechSequence]) -> list[SpeechSequence]:
         """Sequences whose next frame can be launched, the most urgent first."""
-        return sorted((s for s in running if s.ready), key=lambda s: s.due_at(self.frame_s))
+        frame_s = self.frame_s
+        return sorted([s for s in running if s.ready], key=lambda s: s.due_at(frame_s))
 
     def to_launch(
         self, ready: list[SpeechSequence], computed: list[SpeechSequence], now: float

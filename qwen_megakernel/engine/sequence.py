@@ -8,7 +8,6 @@ from collections.abc import Callable
 from enum import Enum
 
 import numpy as np
-from torch import Tensor
 
 from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES
 from qwen_megakernel.engine.audio import Chunk, Stopwatch
@@ -84,6 +83,7 @@ class SpeechSequence:
         self.pushes = 0  # uncollected ones
         self.reason: str | None = None  # why it ends with the frames it has
         self.runaway: str | None = None  # the guard's kind, if that is the reason
+        self._due: tuple[float, int] | None = None  # what `due_at` knows; None: something has changed since
 
     @property
     def state(self) -> State:
@@ -155,19 +155,20 @@ class SpeechSequence:
     @property
     def ready(self) -> bool:
         """Can its next frame be launched? Not while the device keeps codes that the vocoder still needs."""
-        busy = self.in_flight or self.missing >= RECENT_FRAMES or self.launched >= self.longest
-        running = self._state is State.RUNNING and not self.result.settled
-        return running and not busy and not self.starved
+        if self.in_flight or self._state is not State.RUNNING or self.result.settled:
+            return False
+        room = self.launched < self.longest and self.launched - self.given < RECENT_FRAMES
+        return room and (self.text_complete or not self.starved)
 
     @property
     def starved(self) -> bool:
         """Its next frame needs a text row that has not come: that of the frame before it."""
-        return self.speaking and not self.text_complete and self.launched > self.text_rows
+        return not self.text_complete and self.launched > self.text_rows and self.speaking
 
     @property
     def idle(self) -> bool:
         """Starved, and no row is on its way."""
-        return self.starved and self.input.rows.empty() and not self.input.cancelled
+        return self.starved and not self.input.news
 
     @property
     def missing(self) -> int:
@@ -188,47 +189,60 @@ class SpeechSequence:
     def vocoder_due(self, short: bool) -> bool:
         """Are the frames launched so far worth a push? After `PUSH_FRAMES` they are, whatever the chunks: a push takes
         no more of them, and the runaway guard listens that often. `short`: its chunk ends with them, full or not."""
-        if self.missing <= 0:
+        missing = self.missing
+        if missing <= 0:
             return False
         last = self.reason is not None or self.launched == self.longest
         most = 1 if self.one_by_one else PUSH_FRAMES
-        return last or short or self.missing >= most or self.plan.lacking(self.launched) <= 0
+        return last or short or missing >= most or self.launched >= self.plan.full_at
 
     def due_at(self, frame_s: float) -> float:
         """When its next frame must begin so that its listener hears no gap, if a frame takes `frame_s`. Before the
         first chunk it is the text's arrival plus the audio launched: a long first chunk is no more urgent than others.
         """
+        if self._due is None:
+            self._due = self._find_due()
+        runs_out, frames = self._due
+        return runs_out - frame_s * frames
+
+    def _find_due(self) -> tuple[float, int]:
+        """(when it must be made, frames that it takes); it is asked far more often than it changes."""
         output = self.output
         if output.runs_out is None:
-            return (self.stopwatch.arrived or 0.0) + self._heard_frame_s * self.launched
+            return (self.stopwatch.arrived or 0.0) + self._heard_frame_s * self.launched, 0
         patience = self._heard_frame_s * max(0, self.launched - output.handed_frames - LONG_CHUNK)
-        lacking = self.plan.lacking(self.launched)
-        return output.runs_out + patience - frame_s * min(max(1, lacking), LONG_CHUNK)
+        lacking = self.plan.full_at - self.launched
+        return output.runs_out + patience, min(max(1, lacking), LONG_CHUNK)
 
-    def add_frame(self, codes: Tensor | SpeechError | None) -> bool:
-        """Take one more frame, int64 [groups], or None at end of speech. Returns whether it is a frame of speech."""
+    def launch(self) -> None:
+        """Its next frame was launched."""
+        self.launched += 1
+        self.in_flight = True
+        self._due = None
+
+    def add_frame(self, codes: np.ndarray | SpeechError | None) -> None:
+        """Take one more frame, int64 [groups], or None at end of speech."""
         if isinstance(codes, SpeechError):
             raise codes
         seen = self.output.codes
         if codes is None:
             self.end(self.reason or "eos")
             self.launched = len(seen)
-            return False
+            return
         if not seen:
             self.stopwatch.mark("first_frame")
-        frame = codes.numpy()
-        seen.append(frame)
+        seen.append(codes)
         if self.guard:
-            self.guard.see(frame, self.text_complete and len(seen) >= self.text_rows)
+            self.guard.see(codes, self.text_complete and len(seen) >= self.text_rows)
         if len(seen) == self.max_frames:
             self.end(self.reason or "length")
-        return True
 
     def give(self, frames: int, short: bool) -> None:
         """The vocoder was given so many more frames. `short`: the last launched ends a chunk, full or not."""
         self.given += frames
         self.pushes += 1
         self.plan.fill(self.given, short and self.given == self.launched)
+        self._due = None
 
     def add_sound(self, sound: np.ndarray) -> None:
         """Take what the vocoder made: fp32 [frames, 1920]. Raises SpeechError: a sample is not finite."""
@@ -248,4 +262,5 @@ class SpeechSequence:
             if self.reason not in ("eos", "length"):
                 presentable = min(presentable, self.guard.presentable)
         self.output.hand_out(presentable, short=short, last=self.reason is not None)
+        self._due = None
         return self.reason

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from qwen_megakernel.backend.interfaces import FrameDecoder
 from qwen_megakernel.backend.sizes import PAGE_POSITIONS
 from qwen_megakernel.engine.admission import Admission
-from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
+from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence, State
 from qwen_megakernel.errors import EngineBusy
 
 
@@ -26,6 +26,7 @@ class Slots:
         self._queue_timeout = queue_timeout
         self._clock = clock
         self.running: list[SpeechSequence] = []  # with a slot
+        self._new: list[SpeechSequence] = []  # of these, those that entered last
         self.waiting: deque[SpeechSequence] = deque()  # queued for one, first come, first served
         self.free: list[int] = []  # the slots' numbers
         self.pages = 0  # in all; 0: slots share none
@@ -40,9 +41,17 @@ class Slots:
 
     def available(self, sequence: SpeechSequence) -> bool:
         """Can this sequence get a slot? A listener at speed 2 needs the model's audio twice as fast."""
-        needed = sum(s.request.speed for s in (sequence, *self.running))
-        room = bool(self.free) and self._pages(sequence, sequence.longest) <= len(self.free_pages)
-        return room and (not self.running or needed <= self._admission.sustained)
+        if not self.free or self._pages(sequence, sequence.longest) > len(self.free_pages):
+            return False
+        return not self.running or (
+            sum([s.request.speed for s in (sequence, *self.running)]) <= self._admission.sustained
+        )
+
+    @property
+    def new(self) -> list[SpeechSequence]:
+        """Those whose prompt or reference is not computed yet, in the order in which they entered."""
+        self._new = [s for s in self._new if s.state in (State.PREFILLING, State.REFERENCE)]
+        return self._new
 
     def _pages(self, sequence: SpeechSequence, frames: int) -> int:
         """Pages for a sequence's prompt and so many frames."""
@@ -95,6 +104,7 @@ class Slots:
                 needed = self._pages(sequence, sequence.longest)
                 sequence.enter(self.free.pop(), [self.free_pages.pop() for _ in range(needed)])
                 self.running.append(sequence)
+                self._new.append(sequence)
             else:
                 self._admission.tally("timed_out")
                 why = f"no stream became free within {self._queue_timeout:g} s; try later or raise max_streams"
@@ -104,6 +114,9 @@ class Slots:
 
     def release(self) -> bool:
         """Take back the slots of those that have ended. Returns whether there were any."""
+        if not self._admission.some_ended:
+            return False
+        self._admission.some_ended = False  # first, because another thread may end one meanwhile
         ended = [s for s in self.running if s.result.settled]
         for sequence in ended:
             self.free.append(sequence.slot)
@@ -111,3 +124,8 @@ class Slots:
             self.running.remove(sequence)
             sequence.forget()
         return bool(ended)
+
+    def clear(self) -> None:
+        """The engine has ended: forget everybody."""
+        for sequences in (self.running, self._new, self.waiting):
+            sequences.clear()
