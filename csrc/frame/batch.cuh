@@ -92,17 +92,11 @@ struct Arrivals {
   __device__ __forceinline__ void next() { use++; }
 };
 
-// Who takes part in what of a launch: the same for every role.
-template <class Dims>
-struct Members {
-  using T = typename Dims::Talker;
-  using P = typename Dims::Predictor;
-  // Columns whose heads this block attends to: `member`, member + kShare, ...
-  template <class S>
-  static __device__ __forceinline__ bool attends(int block) {
-    return block / kShare < S::kKvHeads;
-  }
-};
+// Does a block attend? It does to the heads of columns block % kShare, + kShare, ...
+template <class S>
+__device__ __forceinline__ bool attends(int block) {
+  return block / kShare < S::kKvHeads;
+}
 
 // Copies weights, and the talker's old keys and values.
 template <class Dims>
@@ -201,7 +195,7 @@ struct Herald : WeightSteps {
   // at_once: columns of a job.
   template <class S>
   __device__ __forceinline__ void layer(int at_once) {
-    if (Members<Dims>::template attends<S>(block))
+    if (attends<S>(block))
       for (int first = block % kShare; first < p.columns; first += at_once * kShare) {
         await();
         for (int i = 0; i < at_once; i++)
@@ -328,11 +322,11 @@ __device__ __forceinline__ float inverse_rms_of(const float* partial, int column
 
 // What a compute thread does in each step of a frame (order.cuh).
 template <class Dims>
-struct BatchFrame {
+struct BatchFrame : CodeRows<Dims> {
   using T = typename Dims::Talker;
   using P = typename Dims::Predictor;
   static_assert(!Dims::kAdapter);
-  const FrameParams& p;
+  using CodeRows<Dims>::p;
   BatchBlock<Dims>& b;
 
   // Multiply this block's rows of a matrix by every group of a vector; columns behind the last one hold old values.
@@ -390,13 +384,6 @@ struct BatchFrame {
     else return Matvec<Rows, K>::inverse_rms(sums, column);
   }
 
-  __device__ __forceinline__ const bf16* embedding(int group, int code) const {
-    return group ? p.code_embedding + (static_cast<size_t>(group - 1) * Dims::kCodes + code) * T::kHidden
-                 : p.code0_embedding + static_cast<size_t>(code) * T::kHidden;
-  }
-  __device__ __forceinline__ const bf16* table_heads(int group, int code) const {
-    return p.tables.heads + (static_cast<size_t>(group + 1 - kFirstLookedUp) * Dims::kCodes + code) * (P::kQkv + P::kQ);
-  }
   // Norm what comes into a stack's first layer, some columns a block. input(column, at): 4 values from `at` on.
   template <class S, class Value>
   __device__ __forceinline__ void spread(const bf16* norm, Value input) {
@@ -522,7 +509,7 @@ struct BatchFrame {
       const Column& c = b.batch.column[column];
       const int at = packet * 4;
       if (c.input_id == kPrecomputed) return *reinterpret_cast<const float4*>(c.row + at);
-      const float4 code = widened(*reinterpret_cast<const uint2*>(embedding(0, c.input_id) + at), 1.f);
+      const float4 code = widened(*reinterpret_cast<const uint2*>(this->embedding(0, c.input_id) + at), 1.f);
       const float4 text = widened(*reinterpret_cast<const uint2*>(c.input_text + at), 1.f);
       return make_float4(code.x + text.x, code.y + text.y, code.z + text.z, code.w + text.w);
     });
@@ -530,7 +517,7 @@ struct BatchFrame {
       const Column& c = b.batch.column[column];
       return c.input_id == kPrecomputed
                  ? c.row[row]
-                 : __bfloat162float(embedding(0, c.input_id)[row]) + __bfloat162float(c.input_text[row]);
+                 : __bfloat162float(this->embedding(0, c.input_id)[row]) + __bfloat162float(c.input_text[row]);
     });
     if (b.tid < kHeadDim)  // the zeros behind a column's own position
       reinterpret_cast<uint32_t*>(b.s.attention.fresh[1])[b.tid] = 0;
@@ -539,7 +526,7 @@ struct BatchFrame {
       const bool last = index + 1 == p.talker.layers;
       layer<T>(p.talker, p.talker_scales, index, last ? p.talker.norm : p.talker.input_norm + (index + 1) * T::kHidden,
                false, [&] {
-                 if (!Members<Dims>::template attends<T>(b.block)) return;
+                 if (!attends<T>(b.block)) return;
                  const int kv_head = b.block / kShare;
                  for (int column = b.block % kShare; column < b.columns; column += kShare) {
                    attend_pages<T>(b, p.talker, index, {kv_head, column, 0, 1}, b.batch.column,
@@ -590,8 +577,8 @@ struct BatchFrame {
       candidates.await(b, b.x.logits + static_cast<size_t>(column) * Dims::kCodecVocab);
       auto prefetch = [&](int code) {
         if (group + 1 < kGroups && pass_mode(p, group + 1) == PassMode::kLookedUp && b.tid < (P::kQkv + P::kQ) / 64)
-          prefetch_l2(table_heads(group, code) + b.tid * 64);
-        if (b.tid < T::kHidden / 64) prefetch_l2(embedding(group, code) + b.tid * 64);
+          prefetch_l2(this->table_heads(group, code) + b.tid * 64);
+        if (b.tid < T::kHidden / 64) prefetch_l2(this->embedding(group, code) + b.tid * 64);
       };
       const int code = draw(b, candidates, group ? c.draw : c.draw0, prefetch);
       prefetch(code);
@@ -628,7 +615,7 @@ struct BatchFrame {
   __device__ __forceinline__ void attend_frames(const Pass& pass, int index, bool looked_up) {
     constexpr int kAtOnce = kWarps / kFrameWarps;
     static_assert(P::kGroup + 2 == kFrameWarps);
-    if (!Members<Dims>::template attends<P>(b.block)) return;
+    if (!attends<P>(b.block)) return;
     const int of_block = b.warp / kFrameWarps, number = b.warp % kFrameWarps, kv_head = b.block / kShare;
     Queries& queries = b.s.frame_queries[of_block];
     for (int first = b.block % kShare; first < b.columns; first += kAtOnce * kShare) {
@@ -641,7 +628,7 @@ struct BatchFrame {
         uint2 high, low{};
         if (looked_up) {
           const uint2* const dims =
-              reinterpret_cast<const uint2*>(table_heads(pass.last_group(), b.s.code[column]) + head * kHeadDim) +
+              reinterpret_cast<const uint2*>(this->table_heads(pass.last_group(), b.s.code[column]) + head * kHeadDim) +
               b.lane;
           high = *dims;
           if (kv_index < 0) low = dims[P::kQkv / 4];
@@ -667,14 +654,14 @@ struct BatchFrame {
     if (!looked_up)
       spread<P>(p.predictor.input_norm, [&](int column, int packet) {
         if (pass.position)
-          return widened(*reinterpret_cast<const uint2*>(embedding(group, b.s.code[column]) + packet * 4), 1.f);
+          return widened(*reinterpret_cast<const uint2*>(this->embedding(group, b.s.code[column]) + packet * 4), 1.f);
         const uint2* const h = VectorLayout<T::kHidden>::values(b.batch.vectors[kAfterMlp], column, packet);
         return widened(__ldcg(h), b.s.inverse[column]);
       });
     set_residual<P>(b.s.residual, [&](int column, int row) {
       const int i = column * T::kHiddenRows + row % T::kHiddenRows;
       if (pass.position == 0) return b.s.hidden[i];
-      const float part = __bfloat162float(embedding(group, b.s.code[column])[row]);
+      const float part = __bfloat162float(this->embedding(group, b.s.code[column])[row]);
       b.s.hidden[i] = group ? b.s.hidden[i] + part : part;
       return part;
     });
@@ -692,7 +679,7 @@ struct BatchFrame {
     set_residual<T>(b.s.residual, [&](int column, int row) {
       const Column& c = b.batch.column[column];
       const int i = column * T::kHiddenRows + row % T::kHiddenRows;
-      const float part = __bfloat162float(embedding(kGroups - 1, b.s.code[column])[row]);
+      const float part = __bfloat162float(this->embedding(kGroups - 1, b.s.code[column])[row]);
       c.next_row[row] = b.s.hidden[i] + part + __bfloat162float(c.text_row[row]);
       return 0.f;
     });

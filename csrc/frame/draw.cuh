@@ -11,6 +11,24 @@ namespace qmk {
 
 constexpr int kShortList = 512;  // candidates that are ranked all against all
 
+// What is kept of codes: their embeddings, and their rows of the tables.
+template <class Dims>
+struct CodeRows {
+  const FrameParams& p;
+
+  __device__ __forceinline__ const bf16* embedding(int group, int code) const {
+    return group ? p.code_embedding + (static_cast<size_t>(group - 1) * Dims::kCodes + code) * Dims::Talker::kHidden
+                 : p.code0_embedding + static_cast<size_t>(code) * Dims::Talker::kHidden;
+  }
+  // The row of the tables for the code of a group.
+  static __device__ __forceinline__ size_t table_row(int group, int code) {
+    return static_cast<size_t>(group + 1 - kFirstLookedUp) * Dims::kCodes + code;
+  }
+  __device__ __forceinline__ bf16* table_heads(int group, int code) const {
+    return p.tables.heads + table_row(group, code) * (Dims::Predictor::kQkv + Dims::Predictor::kQ);
+  }
+};
+
 struct DrawScratch {
   union {
     uint32_t list[kShortList];   // during a draw with top-p

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads, 1) frame_kernel(const __grid_constan
                 static_cast<int>(blockIdx.x),
                 timed ? p.stage_ns : nullptr,
                 timed ? global_timer() : 0};
-  F{p, b}.compute();
+  F{{p}, b}.compute();
   b.patience.report();
 }
 

@@ -72,7 +72,7 @@ struct Block {
 
 // What a compute thread does in each step of a frame (order.cuh).
 template <class Dims>
-struct Frame {
+struct Frame : CodeRows<Dims> {
   using T = typename Dims::Talker;
   using P = typename Dims::Predictor;
   using Thread = Block<Dims>;
@@ -85,18 +85,12 @@ struct Frame {
   static_assert(max_of(Dims::kHeadRows, Dims::kCodeRows) * kColumns <= kComputeThreads,
                 "one thread finishes a row of a head");
 
-  const FrameParams& p;
+  using CodeRows<Dims>::p;
   Thread& b;
 
-  // The row of the tables for the code of a group; what they hold there, of `adapted` this thread's value.
-  static __device__ __forceinline__ size_t table_row(int group, int code) {
-    return static_cast<size_t>(group + 1 - kFirstLookedUp) * Dims::kCodes + code;
-  }
-  __device__ __forceinline__ bf16* table_heads(int group, int code) const {
-    return p.tables.heads + table_row(group, code) * (P::kQkv + P::kQ);
-  }
+  // What the tables hold of the adapter's output for the code of a group: this thread's value.
   __device__ __forceinline__ float* table_adapted(int group, int code) const {
-    return p.tables.adapted + table_row(group, code) * P::kHidden + owned_row<P>(b);
+    return p.tables.adapted + this->table_row(group, code) * P::kHidden + owned_row<P>(b);
   }
 
   // Finish the rows of a head, whose sums are in s.wide, one thread a row. Then draw every sequence's code, into
@@ -129,8 +123,8 @@ struct Frame {
       // or while the block still counts.
       auto prefetch = [&](int code) {
         if (group + 1 < kGroups && pass_mode(p, group + 1) == PassMode::kLookedUp && b.tid < (P::kQkv + P::kQ) / 64)
-          prefetch_l2(table_heads(group, code) + b.tid * 64);
-        if (b.tid < T::kHidden / 64) prefetch_l2(embedding(group, code) + b.tid * 64);
+          prefetch_l2(this->table_heads(group, code) + b.tid * 64);
+        if (b.tid < T::kHidden / 64) prefetch_l2(this->embedding(group, code) + b.tid * 64);
       };
       const int code = draw(b, candidates, group ? c.draw : c.draw0, prefetch);
       if (b.tid < kBlocks) publish(b.x.drawn + b.tid * kColumns + drawn_column, __int_as_float(code), b.epoch);
@@ -170,17 +164,12 @@ struct Frame {
     return ((b.warp * kSteps<K> + i) * 4 + b.lane % 4) * 4;
   }
 
-  __device__ __forceinline__ const bf16* embedding(int group, int code) const {
-    return group ? p.code_embedding + (static_cast<size_t>(group - 1) * Dims::kCodes + code) * T::kHidden
-                 : p.code0_embedding + static_cast<size_t>(code) * T::kHidden;
-  }
-
   // The last code that a sequence drew.
   __device__ __forceinline__ int last_code(int sequence) const { return b.s.draw.code[b.warp][sequence]; }
   // This thread's row of the embedding of a group's code, of the sequence whose next input it adds up.
   __device__ __forceinline__ float last_part(int group) const {
     const int code = last_code(min(owned_column<T>(b), p.columns - 1));
-    return __bfloat162float(owned_value<T>(b, embedding(group, code)));
+    return __bfloat162float(owned_value<T>(b, this->embedding(group, code)));
   }
 
   // What comes into a layer of a stack: first(step, in), or what the layer before it left.
@@ -208,7 +197,7 @@ struct Frame {
   // 4 values of a column's input from `at` on.
   __device__ __forceinline__ float4 talker_input(const Column& c, int at) const {
     if (c.input_id == kPrecomputed) return *reinterpret_cast<const float4*>(c.row + at);
-    const float4 code = widened(*reinterpret_cast<const uint2*>(embedding(0, c.input_id) + at), 1.f);
+    const float4 code = widened(*reinterpret_cast<const uint2*>(this->embedding(0, c.input_id) + at), 1.f);
     const float4 text = widened(*reinterpret_cast<const uint2*>(c.input_text + at), 1.f);
     return make_float4(code.x + text.x, code.y + text.y, code.z + text.z, code.w + text.w);
   }
@@ -239,7 +228,7 @@ struct Frame {
       const int row = owned_row<T>(b);
       b.residual = c.input_id == kPrecomputed
                        ? c.row[row]
-                       : __bfloat162float(embedding(0, c.input_id)[row]) + __bfloat162float(c.input_text[row]);
+                       : __bfloat162float(this->embedding(0, c.input_id)[row]) + __bfloat162float(c.input_text[row]);
     }
     const int column = assignment(b.block, b.columns).column;
     if (column < b.columns && b.tid < kHeadDim) {  // the zeros behind this launch's keys and values
@@ -294,7 +283,7 @@ struct Frame {
 #pragma unroll
     for (int t = 0; t < kColumnTiles; t++) {
       if (b.column[t] < 0) continue;
-      const bf16* row = embedding(pass.last_group(), last_code(pass.sequence_of(b.column[t])));
+      const bf16* row = this->embedding(pass.last_group(), last_code(pass.sequence_of(b.column[t])));
 #pragma unroll
       for (int i = 0; i < kAtOnce<T::kHidden>; i++)
         in.b[t][i] = *reinterpret_cast<const uint2*>(row + value_index<T::kHidden>(from + i));
@@ -356,7 +345,7 @@ struct Frame {
         const int row = owned_column<P>(b), sequence = pass.sequence_of(row);
         b.residual = pass.is_hidden(row)
                          ? b.s.hidden[sequence * P::kHiddenRows + b.tid % P::kHiddenRows]
-                         : __bfloat162float(owned_value<P>(b, embedding(pass.last_group(), last_code(sequence))));
+                         : __bfloat162float(owned_value<P>(b, this->embedding(pass.last_group(), last_code(sequence))));
       }
     auto first_input = [&](int from, InputOf<P::kHidden>& in) { read_predictor_input(pass, from, in); };
     for (int index = 0; index < p.predictor.layers; index++) {
@@ -367,8 +356,9 @@ struct Frame {
         auto* kv = kFrameKvShared ? b.s.frame_kv[index]
                                   : reinterpret_cast<bf16(*)[kGroups][kHeadDim]>(p.frame_kv) +
                                         (b.block * P::kMaxLayers + index) * 2;
-        attend_frame<P>(b, p.predictor, index, assigned, p.columns, pass.rows, pass.position, kv,
-                        looked_up && first ? table_heads(pass.last_group(), last_code(assigned.column)) : nullptr);
+        attend_frame<P>(
+            b, p.predictor, index, assigned, p.columns, pass.rows, pass.position, kv,
+            looked_up && first ? this->table_heads(pass.last_group(), last_code(assigned.column)) : nullptr);
         if (first) add_last_code(pass);
       };
       layer<P>(b, p.predictor, p.predictor_scales, index, layer_input<P>(index, first_input),
@@ -377,7 +367,8 @@ struct Frame {
       if (fills) {
         b.refresh();
         if (b.block < p.columns)
-          fill_heads<P>(b, p.predictor, b.block, pass.position, table_heads(pass.last_group(), last_code(b.block)));
+          fill_heads<P>(b, p.predictor, b.block, pass.position,
+                        this->table_heads(pass.last_group(), last_code(b.block)));
         return;
       }
     }

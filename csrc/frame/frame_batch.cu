@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, 1) batch_kernel(const __grid_constan
                      p.columns,
                      timed ? p.stage_ns : nullptr,
                      timed ? global_timer() : 0};
-  BatchFrame<Dims> frame{p, b};
+  BatchFrame<Dims> frame{{p}, b};
   run_frame<Dims>(p, frame);
   b.patience.report();
 }
