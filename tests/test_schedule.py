@@ -334,6 +334,23 @@ def test_new_callers_come_before_the_lead_of_old_ones():
     assert new.output.first_chunk - new.stopwatch.arrived < 0.012
 
 
+def test_many_share_wide_launches_and_who_has_heard_nothing_goes_into_a_quick_one():
+    """Up to twice a quick launch's sequences go as quick ones, which are as fast."""
+    engine = Engine(slots=101, width=256)
+    some = [engine.submit(400) for _ in range(32)]
+    engine.run([], until=1.0)
+    assert all(len(slots) <= 16 for slots in engine.decoder.order)
+    many = [engine.submit(400) for _ in range(68)]
+    engine.run([], until=2.0)
+    before = len(engine.decoder.order)
+    assert max(map(len, engine.decoder.order)) > 90
+    engine.run([(0.0, lambda: engine.submit(63))], until=0.2)
+    new = engine.streams[-1]
+    assert len(next(slots for slots in engine.decoder.order[before:] if new.slot in slots)) <= 16
+    engine.run([])
+    assert all(s.result.audio.frames == 400 for s in some + many) and engine.underruns() == 0
+
+
 def test_whose_listener_runs_out_first_is_served_first():
     engine = Engine(slots=16)
     long = [engine.submit(300) for _ in range(8)]
