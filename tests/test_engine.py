@@ -67,6 +67,14 @@ def untimed_s(audio) -> float:
     return audio.ttfc_s - sum(vars(audio.timings).values())
 
 
+def test_who_reads_the_samples_first_joins_them(engine):
+    audio = engine.submit(TEXT, max_frames=3).result(timeout=PATIENCE_S)
+    assert [len(part) for part in audio.sound] == [1920] * 3 and audio.duration_s == pytest.approx(0.24)
+    parts, samples = list(audio.sound), audio.samples
+    assert np.array_equal(samples, np.concatenate(parts)) and audio.samples is samples
+    assert len(audio.sound) == 1 and audio.sound[0] is samples, "the parts' memory is free"
+
+
 def test_every_stage_is_timed(engine):
     whole = engine.generate(TEXT, max_frames=20)
     pieces = engine.submit(max_frames=20)

@@ -27,7 +27,7 @@ from qwen_megakernel.engine.runaway import (
 from qwen_megakernel.model.prompt import Prompt
 
 TEXT = "Hello there, how are you today?"
-Frames = list[torch.Tensor]
+Frames = list[np.ndarray]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def force(engine, monkeypatch, frames: Frames) -> list[Prompt]:
 
 
 def noise(count: int) -> Frames:
-    return [torch.randint(0, 128, (16,)) for _ in range(count)]
+    return [torch.randint(0, 128, (16,)).numpy() for _ in range(count)]
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 4])
@@ -59,7 +59,7 @@ def test_a_loop_ends_and_a_second_of_it_is_heard(engine, monkeypatch, period, ch
     audio = stream.utterance.result()
     assert audio.finish_reason == "runaway" and np.array_equal(audio.codes, heard)
     assert audio.frames == len(speech) + HANDED_OUT and len(audio.samples) == audio.frames * 1920
-    assert np.array_equal(heard, torch.stack(speech + loop)[: audio.frames].numpy())
+    assert np.array_equal(heard, np.stack(speech + loop)[: audio.frames])
 
 
 def test_the_guard_can_be_turned_off(engine, monkeypatch):
@@ -96,7 +96,7 @@ def test_speech_is_heard_as_it_is(engine, monkeypatch, kind):
     stream = engine.stream(TEXT)
     heard = np.concatenate([chunk.codes for chunk in stream])
     audio = stream.utterance.result()
-    assert audio.finish_reason == "eos" and np.array_equal(audio.codes, torch.stack(speech).numpy())
+    assert audio.finish_reason == "eos" and np.array_equal(audio.codes, np.stack(speech))
     assert np.array_equal(heard, audio.codes), "nothing is lost, nothing out of order"
     assert len(audio.samples) == len(speech) * 1920
 
@@ -168,7 +168,7 @@ def test_the_verdict_does_not_depend_on_how_many_frames_come_at_once(fresh_seed,
         while guard.verdict() is None and heard < len(codes):
             frames = min(rng.randint(1, most), len(codes) - heard)
             while seen < min(len(codes), heard + frames + rng.randint(0, 2 * most - 2)):
-                guard.see(codes[seen].numpy(), seen >= 30)
+                guard.see(codes[seen], seen >= 30)
                 seen += 1
             guard.hear(np.concatenate([sound(level) for level in levels[heard : heard + frames]]), frames)
             heard += frames
@@ -209,8 +209,8 @@ def test_the_demo_voices_silence_is_recognised(demo, monkeypatch, chunk_frames):
     """Its own quietest frames, in an order that never repeats."""
     spoken = demo.generate("One. Two. Three. Four.", sampling=SamplingParams(seed=3))
     levels = np.sqrt(np.square(spoken.samples.reshape(-1, 1920)).mean(axis=1))
-    quiet = [torch.from_numpy(spoken.codes[i]) for i in np.argsort(levels)[:4]]
-    speech = [torch.from_numpy(codes) for codes in spoken.codes]
+    quiet = [spoken.codes[i] for i in np.argsort(levels)[:4]]
+    speech = list(spoken.codes)
     endless = [random.choice(quiet) for _ in range(200)]
     force(demo, monkeypatch, speech + endless)
     audio = demo.generate(TEXT, max_frames=len(speech) + 150, chunk_frames=chunk_frames)
@@ -252,7 +252,7 @@ def test_speech_that_goes_on_long_after_its_text_is_babble(demo, counts, monkeyp
     else:
         audio = demo.generate(TEXT, non_streaming_mode=layout, chunk_frames=chunk_frames)
     assert audio.finish_reason == "runaway" and audio.frames == frames_of(TEXT, HELD_TIMES, HELD_SLACK)
-    assert np.array_equal(audio.codes, torch.stack(babble[: audio.frames]).numpy())
+    assert np.array_equal(audio.codes, np.stack(babble[: audio.frames]))
     counted = counts()
     assert counted["runaway"] == counted["runaway_babble"] == 1, counted
     assert frames_of(TEXT, BABBLE_TIMES, BABBLE_SLACK) <= counted["frames"] <= frames_of(TEXT, 5, 2 * BABBLE_SLACK)
@@ -264,7 +264,7 @@ def test_speech_four_times_as_slow_as_any_is_heard_as_it_is(demo, monkeypatch):
     stream = demo.stream(TEXT)
     heard = np.concatenate([chunk.codes for chunk in stream])
     assert stream.utterance.result().finish_reason == "eos"
-    assert np.array_equal(heard, torch.stack(speech).numpy()), "nothing is lost, nothing out of order"
+    assert np.array_equal(heard, np.stack(speech)), "nothing is lost, nothing out of order"
 
 
 def test_at_its_limit_long_speech_is_whole_and_far_too_long_speech_is_babble(demo, monkeypatch):
@@ -281,11 +281,11 @@ def test_no_length_is_judged_while_text_may_come_nor_without_the_guard(demo, mon
     guard = RunawayGuard()
     guard.add_text("Yes.")
     for _ in range(500):
-        guard.see(noise(1)[0].numpy(), False)
+        guard.see(noise(1)[0], False)
     guard.hear(sound(0.1, 500), 500)
     assert guard.verdict() is None and guard.presentable == 500
     for _ in range(10):
-        guard.see(noise(1)[0].numpy(), True)
+        guard.see(noise(1)[0], True)
     guard.hear(sound(0.1, 10), 10)
     assert guard.verdict() == "babble" and guard.presentable == 500
 

@@ -117,7 +117,8 @@ class Admission:
         except BaseException as failure:
             error = failure
         result.error = error or result.error
-        result.settled = self.some_ended = True
+        result.settled = True
+        self.some_ended = True  # in this order: the loop looks for settled ones once it has seen this
         try:
             if callbacks := result.callbacks:
                 callbacks.call(partial(self._announce, sequence), last=True)

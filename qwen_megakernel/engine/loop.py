@@ -128,13 +128,12 @@ class Loop:
 
     def _see_codes(self, launch: Launch) -> None:
         with self.failures.together(launch.sequences, "a frame"):
-            frames = self.pipeline.codes()
+            frames = list(zip(launch.sequences, self.pipeline.codes(), strict=True))
             self._scheduler.frame_took(self._clock() - launch.began)
-            for sequence, codes in zip(launch.sequences, frames, strict=True):
+            for sequence, codes in frames:
                 self.failures.alone(sequence, SpeechSequence.add_frame, codes)
-            heard = zip(launch.sequences, frames, strict=True)
-            count = sum(isinstance(codes, np.ndarray) and not s.result.settled for s, codes in heard)
-            self._admission.tally("frames", count)
+            said = sum(isinstance(codes, np.ndarray) and not s.result.settled for s, codes in frames)
+            self._admission.tally("frames", said)
         ended = [s for s in launch.sequences if s.reason and not s.result.settled]
         self._push(self.pipeline.behind_codes(launch.sequences, ended))
         for sequence in (s for s in ended if not s.pushes):
