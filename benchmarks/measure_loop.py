@@ -42,7 +42,8 @@ class Model:
     groups, steady, follows, most_frames, slot_bytes = GROUPS, True, True, MOST_FRAMES, 0
 
     def __init__(self, slots: int, width: int):
-        self.slots, self.width = slots, width
+        self.slots, self.pages = slots, 0
+        self.width, self.narrow = width, min(width, 16)
         self.now = self._free_at = 0.0
         self.frames = self.decided = self._next = 0
         self._launches: deque[tuple[float, int]] = deque()
@@ -74,7 +75,7 @@ class Model:
 
         return wait
 
-    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
+    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams, pages: list[int]) -> None:
         pass
 
     def reset(self, slot: int) -> None:
