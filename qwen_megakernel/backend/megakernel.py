@@ -122,11 +122,12 @@ def _make_exchange(
 
 def _columns(config: TalkerConfig, slots: int, extension: ModuleType) -> int:
     """Columns of the widest launch."""
-    if slots <= extension.COLUMNS:
-        return extension.COLUMNS
+    few, most = int(extension.COLUMNS), int(extension.MOST_COLUMNS)
+    if slots <= few:
+        return few
     # The kernel for many columns keeps a block's share of a matrix in registers, which have no room for 1.7B's.
     many = extension.BATCH_COLUMNS if config.stack.hidden_size == config.code_predictor.stack.hidden_size else 0
-    return max(extension.MOST_COLUMNS, min(slots, many))
+    return max(most, min(slots, many))
 
 
 def _make_batch(config: TalkerConfig, columns: int, device: torch.device) -> dict[str, Tensor]:
