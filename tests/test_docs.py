@@ -66,6 +66,7 @@ EXAMPLES = {
     **dict.fromkeys(
         ("minimal_bot.py", "token_mode.py", "change_voice.py", "two_bots.py"), "test_pipecat_transports.py"
     ),
+    **dict.fromkeys(("local_agent.py", "local_agent.compose.yaml"), "test_pipecat_transports.py"),
     **dict.fromkeys(("one_box.yaml", "cluster.yaml"), "test_serve_ray.py"),
     **dict.fromkeys(("talks.yaml", "ears.py"), "test_evals.py"),
     "livekit_agent.py": "test_clients.py",

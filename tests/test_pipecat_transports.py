@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import soundfile
 import soxr
+import yaml
 from listener import PacedOutput
 from loguru import logger
+from model_servers import model_servers
 from pipecat.frames.frames import (
     BotStartedSpeakingFrame,
     BotStoppedSpeakingFrame,
@@ -218,6 +220,7 @@ class Caller:
         self.messages: list[dict] = []
         self._channel.on("message", lambda message: self.messages.append(json.loads(message)))
         self._peer.on("track", lambda track: setattr(self, "_listening", asyncio.ensure_future(self._listen(track))))
+        self._to_say = b""
 
     async def call(self, bot, arguments: list[str] | None = None) -> asyncio.Task:
         """`bot(runner_args)` as Pipecat's runner would start it."""
@@ -226,7 +229,7 @@ class Caller:
         from pipecat.runner.types import SmallWebRTCRunnerArguments
         from pipecat.transports.smallwebrtc.connection import SmallWebRTCConnection
 
-        self._peer.addTrack(AudioStreamTrack())  # a microphone in a silent room
+        self._peer.addTrack(self._microphone(AudioStreamTrack()))
         await self._peer.setLocalDescription(await self._peer.createOffer())
         connection = SmallWebRTCConnection()
         await connection.initialize(self._peer.localDescription.sdp, self._peer.localDescription.type)
@@ -238,6 +241,24 @@ class Caller:
         await until(lambda: self._channel.readyState == "open")
         self._send("client-ready", {"version": "2.0.0", "about": {"library": "test"}})
         return running
+
+    def _microphone(self, room):
+        """In a silent room, and on what the caller says."""
+        silence = room.recv
+
+        async def recv():
+            frame = await silence()
+            size = len(bytes(frame.planes[0]))
+            piece, self._to_say = self._to_say[:size], self._to_say[size:]
+            frame.planes[0].update(piece.ljust(size, b"\0"))
+            return frame
+
+        room.recv = recv
+        return room
+
+    def say(self, samples: np.ndarray) -> None:
+        """int16 at 24 kHz; the microphone has 8 kHz."""
+        self._to_say = (soxr.resample(samples / 32767, 24000, 8000) * 32767).astype("<i2").tobytes()
 
     def _send(self, kind: str, data: dict) -> None:
         self._channel.send(json.dumps({"label": "rtvi-ai", "type": kind, "id": "1", "data": data}))
@@ -367,38 +388,16 @@ def is_heard(heard: np.ndarray, expected: np.ndarray) -> bool:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Pipecat leaves its client open
 def test_the_demos_bot_asks_an_openai_compatible_server(on_cpu, monkeypatch):
-    """A server on loopback that streams two tokens and keeps what it was asked."""
-    from aiohttp import web
-
-    asked = []
-
-    async def complete(request: web.Request) -> web.StreamResponse:
-        asked.append((request.headers["Authorization"], await request.json()))
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        for token in ("It is ", "a fine day."):
-            choice = {"index": 0, "delta": {"content": token}, "finish_reason": None}
-            chunk = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m", "choices": [choice]}
-            await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-    async def play() -> np.ndarray:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", complete)
-        server = web.AppRunner(app)
-        await server.setup()
-        await web.TCPSite(server, "127.0.0.1", port := free_port()).start()
-        options = ("--llm-url", f"http://127.0.0.1:{port}/v1", "--llm-model", "m")
-        heard = await typed_chat(load_script("demo_pipeline.py"), "How is the weather?", *options)
-        await server.cleanup()
-        return heard
+    async def play() -> tuple[np.ndarray, tuple[str, dict]]:
+        async with model_servers("It is ", "a fine day.") as servers:
+            options = ("--llm-url", servers.url, "--llm-model", "m")
+            heard = await typed_chat(load_script("demo_pipeline.py"), "How is the weather?", *options)
+            return heard, servers.asked[-1]
 
     monkeypatch.setenv("OPENAI_API_KEY", "sesame")
-    heard = asyncio.run(play())
+    heard, (key, body) = asyncio.run(play())
     gc.collect()  # behind its loop, and here, where the warning is expected
     assert is_heard(heard, said(on_cpu, "It is a fine day."))
-    key, body = asked[-1]
     assert key == "Bearer sesame" and body["model"] == "m" and body["stream"]
     assert body["messages"][-1] == {"role": "user", "content": "How is the weather?"}
 
@@ -438,3 +437,48 @@ async def test_the_example_of_two_bots_on_one_engine(requests):
     bot = load_script("examples/two_bots.py").bot
     await asyncio.gather(*(chat(bot, "Hello! What would") for _ in range(2)))
     assert {voice for _, voice in requests} == {"ada", "max"} and len({id(engine) for engine, _ in requests}) == 1
+
+
+@webrtc
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Pipecat leaves its clients open
+async def test_the_local_agent_hears_thinks_and_speaks(on_cpu, monkeypatch):
+    """Silero and Smart Turn are the real ones; servers on loopback stand for the two large models."""
+    question, words = "How is the weather today?", said(on_cpu, "How is the weather today?")
+    async with model_servers("It is ", "20 degrees.", hears=question) as servers:
+        variables = {"STT_URL": servers.url, "STT_MODEL": "ears", "LLM_URL": servers.url, "LLM_MODEL": "m"}
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        caller = Caller()
+        task = await caller.call(load_script("examples/local_agent.py").bot)
+        await caller.until("What can I do for you?")
+        caller.say(words)
+        await until(lambda: servers.asked)
+        before = len(caller.heard)
+        await caller.until("It is 20 degrees.")
+        await caller.hang_up()
+        await asyncio.wait_for(task, PATIENCE_S)
+    gc.collect()
+    model, recording, rate = servers.recordings[0]
+    assert model == "ears" and len(recording) / rate > len(words) / 24000, "all of it, and the silence behind it"
+    assert np.abs(recording).max() > 0.05
+    _, body = servers.asked[-1]
+    assert body["model"] == "m" and [m["role"] for m in body["messages"]] == ["system", "user"]
+    assert body["messages"][-1]["content"] == question
+    assert np.abs(np.concatenate(caller.heard[before:])).max() > 0.05
+
+
+def test_the_compose_file_of_the_local_agent_starts_what_it_asks_for(monkeypatch):
+    """examples/local_agent.compose.yaml"""
+    services = yaml.safe_load((ROOT / "examples" / "local_agent.compose.yaml").read_text(encoding="utf-8"))["services"]
+    agent = services["agent"]
+    for name in agent["environment"]:
+        monkeypatch.setenv(name, f"my {name}")
+    script = load_script("examples/local_agent.py")
+    assert agent["environment"] == ["VOICE_MODEL", "VOICE"]
+    assert (script.VOICE_MODEL, script.VOICE) == ("my VOICE_MODEL", "my VOICE")
+    assert set(agent["depends_on"]) == {"stt-model", "llm"} <= set(services)
+    for server, url in (("stt", script.STT_URL), ("llm", script.LLM_URL)):
+        (port,) = services[server]["ports"]
+        assert url == "http://{}:{}/v1".format(*port.split(":"))
+    assert services["stt-model"]["command"][-1].endswith(f"/v1/models/{script.STT_MODEL}")
