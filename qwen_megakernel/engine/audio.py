@@ -139,7 +139,7 @@ def joined(parts: Sequence[Audio]) -> Audio:
     leads = [part.lead_s for part in parts if part.lead_s is not None]
     return replace(
         first,
-        sound=[sound for part in parts for sound in part.sound],
+        sound=[part.samples for part in parts],
         codes=np.concatenate([part.codes for part in parts]),
         finish_reason=last.finish_reason,
         compute_s=sum(part.compute_s for part in parts),

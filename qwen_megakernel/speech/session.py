@@ -270,11 +270,14 @@ class SpeechSession:
             await self._begin_part(self._parts.repeat, request)
             return None, None
         held = audio if self._request.retries else None
-        if held:  # to join minutes takes too long for an event loop
+        # To join minutes takes too long for an event loop.
+        if held:
             await self._loop.run_in_executor(self._executor, lambda: audio.samples)
         if await self._go_on(audio):
             return held, None
-        return held, joined(self._said)
+        if len(self._said) == 1:
+            return held, self._said[0]
+        return held, await self._loop.run_in_executor(self._executor, joined, self._said)
 
     async def _go_on(self, audio: Audio) -> bool:
         """Begin the part behind the one that said `audio`. False: there is none."""
