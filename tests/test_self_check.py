@@ -700,7 +700,7 @@ def small_check(monkeypatch):
     small = {"LAUNCHES": 24, "FRAMES": 8, "POSITIONS": 64, "PROMPT_ROWS": (5, 9, 1, 3), "COMPARED": 3}
     for name, value in small.items():
         monkeypatch.setattr(self_check, name, value)
-    sizes = SimpleNamespace(COLUMNS=2, MOST_COLUMNS=3)
+    sizes = SimpleNamespace(COLUMNS=2, MOST_COLUMNS=3, BATCH_COLUMNS=0)
     monkeypatch.setattr(self_check, "load_extension", lambda _device, _fp8: None)
     monkeypatch.setattr(self_check, "frame_ms", lambda decoder, *_: 1.0 if isinstance(decoder, StandIn) else 2.0)
     config = synthetic_config("tiny")
