@@ -459,12 +459,15 @@ async def test_the_local_agent_hears_thinks_and_speaks(on_cpu, monkeypatch):
         await caller.hang_up()
         await asyncio.wait_for(task, PATIENCE_S)
     gc.collect()
-    model, recording, rate = servers.recordings[0]
-    assert model == "ears" and len(recording) / rate > len(words) / 24000, "all of it, and the silence behind it"
-    assert np.abs(recording).max() > 0.05
+    # On a busy machine a gap may part the question in two: two recordings, and an answer to each.
+    assert {model for model, _, _ in servers.recordings} == {"ears"}
+    seconds = sum(len(samples) / rate for _, samples, rate in servers.recordings)
+    assert seconds > len(words) / 24000, "all of it, and the silence behind it"
+    assert max(np.abs(samples).max() for _, samples, _ in servers.recordings) > 0.05
     _, body = servers.asked[-1]
-    assert body["model"] == "m" and [m["role"] for m in body["messages"]] == ["system", "user"]
-    assert body["messages"][-1]["content"] == question
+    first, *_, last = body["messages"]
+    assert body["model"] == "m" and first["role"] == "system"
+    assert last["role"] == "user" and question in last["content"]
     assert np.abs(np.concatenate(caller.heard[before:])).max() > 0.05
 
 
