@@ -27,7 +27,6 @@ constexpr int kStageRows = kStageBytes / (kHeadDim * 2), kStageTiles = kStageRow
 static_assert(kStageRows <= kPagePositions && kPagePositions <= 1 << kSplitLog);
 static_assert(2 * kTiles == kWarps && kPagePositions % kTile == 0 && kGroups == kTile);
 static_assert(kShare == kBlocks / 8 && kColumns <= kShare);
-constexpr int kFrameWarps = 4;  // that attend to a column's positions of a frame
 
 // Positions of a split of the context of a position, as a power of two.
 __device__ __forceinline__ int split_log(int position) {

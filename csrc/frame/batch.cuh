@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kTileColumns = 8;  // of an mma
 constexpr int kJobs = 16;        // that the herald may be behind
+constexpr int kFrameWarps = 4;   // that attend to a column's positions of a frame
 constexpr int kGroupTiles = kBatchGroup / kTileColumns;
 constexpr int kGroupsOfBatch = kBatchColumns / kBatchGroup;
 
@@ -428,14 +429,10 @@ struct BatchFrame : CodeRows<Dims> {
             b.s.residual[column * S::kHiddenRows + own] = h;
             x = h * __bfloat162float(weight);
           }
-          float square = h * h;
-          const uint32_t pair = pack2(x, __shfl_down_sync(~0u, x, 1));
-          square += __shfl_xor_sync(~0u, square, 1);
-          const uint32_t next = __shfl_down_sync(~0u, pair, 2);
-          square += __shfl_xor_sync(~0u, square, 2);
+          const uint3 packet = residual_packet(h, x);
           if (thread % 4 || column >= b.columns || row >= S::kHidden) return;
-          *VectorLayout<S::kHidden>::values(b.batch.vectors[name], column, row / 4) = make_uint2(pair, next);
-          *VectorLayout<S::kHidden>::square(b.batch.vectors[name], column, row / 4) = square;
+          *VectorLayout<S::kHidden>::values(b.batch.vectors[name], column, row / 4) = make_uint2(packet.x, packet.y);
+          *VectorLayout<S::kHidden>::square(b.batch.vectors[name], column, row / 4) = __uint_as_float(packet.z);
         });
   }
 
@@ -447,9 +444,7 @@ struct BatchFrame : CodeRows<Dims> {
     float *const wide = b.s.wide[0], *const narrow = b.s.narrow[0];
     if (!looked_up) {
       using M = Matvec<S::kQkvRows, S::kHidden>;
-      constexpr int kThreadsOf = min_of(S::kQkvRows * kTileColumns, kComputeThreads);
-      static_assert(S::kQkvRows * kTileColumns <= kComputeThreads);
-      products<S::kQkvRows, S::kHidden, S::kFp8, true, kThreadsOf, false>(
+      products<S::kQkvRows, S::kHidden, S::kFp8, true, S::kQkvRows * kTileColumns, false>(
           index ? kAfterMlp : kInput, wide, [&](int thread, int first, const float* sums) {
             const int own = thread % S::kQkvRows, of_tile = thread / S::kQkvRows, row = b.block * S::kQkvRows + own,
                       column = first + of_tile;
@@ -479,17 +474,14 @@ struct BatchFrame : CodeRows<Dims> {
           const float gate_scale = scale_of<S::kFp8>(gate_scales, gate_row, 2 * S::kIntermediate);
           const float up_scale = scale_of<S::kFp8>(gate_scales, gate_row + 1, 2 * S::kIntermediate);
           const float inv = inverse_rms_of<S::kGateUpRows, S::kHidden>(sums, of_tile, b.lane);
-          const float2 both = M::template sum_as<float2>(sums, 2 * own, of_tile);
-          const float gate = both.x * inv * gate_scale, up = both.y * inv * up_scale;
-          const float y = gate / (1.f + __expf(-gate)) * up;
-          const uint32_t pair = pack2(y, __shfl_down_sync(~0u, y, 1));
-          const uint32_t second = __shfl_down_sync(~0u, pair, 2), third = __shfl_down_sync(~0u, pair, 4);
+          const uint3 words =
+              Packets::gated(M::template sum_as<float2>(sums, 2 * own, of_tile), inv, gate_scale, up_scale);
           const int at = b.block * Packets::kPackets + packet;
           if (b.tid % 8 || column >= b.columns || at * kMlpPacket >= S::kIntermediate) return;
           uint8_t* const vector = b.batch.vectors[kGated];
-          *VectorLayout<S::kIntermediate>::gated(vector, column, at, 0) = pair;
-          *VectorLayout<S::kIntermediate>::gated(vector, column, at, 1) = second;
-          *VectorLayout<S::kIntermediate>::gated(vector, column, at, 2) = third;
+          *VectorLayout<S::kIntermediate>::gated(vector, column, at, 0) = words.x;
+          *VectorLayout<S::kIntermediate>::gated(vector, column, at, 1) = words.y;
+          *VectorLayout<S::kIntermediate>::gated(vector, column, at, 2) = words.z;
         });
     b.mark(kGateUp);
     add_product<S, S::kIntermediate, S::kFp8>(kGated, narrow, kAfterMlp,
@@ -505,20 +497,9 @@ struct BatchFrame : CodeRows<Dims> {
   }
 
   __device__ __forceinline__ void talker() {
-    spread<T>(p.talker.input_norm, [&](int column, int packet) {
-      const Column& c = b.batch.column[column];
-      const int at = packet * 4;
-      if (c.input_id == kPrecomputed) return *reinterpret_cast<const float4*>(c.row + at);
-      const float4 code = widened(*reinterpret_cast<const uint2*>(this->embedding(0, c.input_id) + at), 1.f);
-      const float4 text = widened(*reinterpret_cast<const uint2*>(c.input_text + at), 1.f);
-      return make_float4(code.x + text.x, code.y + text.y, code.z + text.z, code.w + text.w);
-    });
-    set_residual<T>(b.s.residual, [&](int column, int row) {
-      const Column& c = b.batch.column[column];
-      return c.input_id == kPrecomputed
-                 ? c.row[row]
-                 : __bfloat162float(this->embedding(0, c.input_id)[row]) + __bfloat162float(c.input_text[row]);
-    });
+    spread<T>(p.talker.input_norm,
+              [&](int column, int packet) { return this->talker_input(b.batch.column[column], packet * 4); });
+    set_residual<T>(b.s.residual, [&](int column, int row) { return this->talker_value(b.batch.column[column], row); });
     if (b.tid < kHeadDim)  // the zeros behind a column's own position
       reinterpret_cast<uint32_t*>(b.s.attention.fresh[1])[b.tid] = 0;
     for (int index = 0; index < p.talker.layers; index++) {
@@ -558,16 +539,9 @@ struct BatchFrame : CodeRows<Dims> {
           }
           if (id >= N) return;
           const Column& c = b.batch.column[column];
-          const DrawParams& d = group ? c.draw : c.draw0;
           const float scale = scale_of<Fp8>(scales, id, N);
-          const float noise = d.sample ? gumbel(c.seed, c.frame, group, id) : 0.f;
-          float logit = M::sum(sums, own, of_tile) * inverse * scale;
-          if (p.logits_out) p.logits_out[(column * kGroups + group) * Dims::kCodecVocab + id] = logit;
-          if (!(fabsf(logit) < INFINITY)) p.codes[column * kResultWords + kGroups] = 1;
-          if (group == 0) logit = code0_rule(p, c, id, logit);
-          if (d.sample) logit = __fmul_rn(logit, d.inverse_temperature);
-          publish(b.x.logits + static_cast<size_t>(column) * Dims::kCodecVocab + id, ordered(logit),
-                  ordered(d.sample ? __fadd_rn(logit, noise) : logit), 0, b.epoch);
+          const float noise = (group ? c.draw : c.draw0).sample ? gumbel(c.seed, c.frame, group, id) : 0.f;
+          this->publish_logit(b, c, column, group, id, M::sum(sums, own, of_tile) * inverse * scale, noise);
         });
     b.mark(kHead);
     b.refresh();
@@ -575,18 +549,12 @@ struct BatchFrame : CodeRows<Dims> {
       const Column& c = b.batch.column[column];
       Candidates<N> candidates;
       candidates.await(b, b.x.logits + static_cast<size_t>(column) * Dims::kCodecVocab);
-      auto prefetch = [&](int code) {
-        if (group + 1 < kGroups && pass_mode(p, group + 1) == PassMode::kLookedUp && b.tid < (P::kQkv + P::kQ) / 64)
-          prefetch_l2(this->table_heads(group, code) + b.tid * 64);
-        if (b.tid < T::kHidden / 64) prefetch_l2(this->embedding(group, code) + b.tid * 64);
-      };
+      auto prefetch = [&](int code) { this->prefetch(b, group, code); };
       const int code = draw(b, candidates, group ? c.draw : c.draw0, prefetch);
       prefetch(code);
       if (b.tid == 0) {
         publish(b.x.drawn + column, __int_as_float(code), b.epoch);
-        p.codes[column * kResultWords + group] = code;
-        c.recent[c.frame % kRecentFrames * kGroups + group] = code;
-        if (group == 0 && code != p.eos_id) c.seen[code] = 1;
+        this->keep(c, column, group, code);
       }
       sync_compute<kComputeThreads>();  // all are done with the draw's scratch
     }

@@ -57,8 +57,8 @@ constexpr int kColumns = kWide ? kWideColumns : kNarrowColumns;
 constexpr int kColumnTiles = (kColumns + 7) / 8;  // an mma takes 8
 static_assert(kColumns % 2 == 0 && kColumns >= 2 && kColumnTiles == (kWide ? 2 : 1));
 constexpr int kMostColumns = kWideColumns ? kWideColumns : kNarrowColumns;  // of any launch
-constexpr bool kFrameKvShared =
-    kSharedBytes > 200 * 1024 && !kWide && !kBatch;  // room for the code predictor's keys and values
+// Is there room for the code predictor's keys and values?
+constexpr bool kFrameKvShared = kSharedBytes > 200 * 1024 && !kWide && !kBatch;
 constexpr int kSplitLog = 6;  // of a talker's context: positions of a split, at least, as a power of two
 
 // The weights' ribbon. A unit is one 16-byte fragment per compute lane; matrices fill pairs of units. Fewer, larger

@@ -6,28 +6,11 @@
 #pragma once
 #include "layer.cuh"
 #include "noise.cuh"
+#include "order.cuh"
 
 namespace qmk {
 
 constexpr int kShortList = 512;  // candidates that are ranked all against all
-
-// What is kept of codes: their embeddings, and their rows of the tables.
-template <class Dims>
-struct CodeRows {
-  const FrameParams& p;
-
-  __device__ __forceinline__ const bf16* embedding(int group, int code) const {
-    return group ? p.code_embedding + (static_cast<size_t>(group - 1) * Dims::kCodes + code) * Dims::Talker::kHidden
-                 : p.code0_embedding + static_cast<size_t>(code) * Dims::Talker::kHidden;
-  }
-  // The row of the tables for the code of a group.
-  static __device__ __forceinline__ size_t table_row(int group, int code) {
-    return static_cast<size_t>(group + 1 - kFirstLookedUp) * Dims::kCodes + code;
-  }
-  __device__ __forceinline__ bf16* table_heads(int group, int code) const {
-    return p.tables.heads + table_row(group, code) * (Dims::Predictor::kQkv + Dims::Predictor::kQ);
-  }
-};
 
 struct DrawScratch {
   union {
@@ -58,6 +41,63 @@ __device__ __forceinline__ uint32_t ordered(float x) {
 __device__ __forceinline__ float value_of(uint32_t key) {
   return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
+
+// What codes bring along: their embeddings, the talker's input, and their rows of the tables.
+template <class Dims>
+struct CodeRows {
+  const FrameParams& p;
+
+  __device__ __forceinline__ const bf16* embedding(int group, int code) const {
+    return group ? p.code_embedding + (static_cast<size_t>(group - 1) * Dims::kCodes + code) * Dims::Talker::kHidden
+                 : p.code0_embedding + static_cast<size_t>(code) * Dims::Talker::kHidden;
+  }
+  // 4 values of a column's input from `at` on; one of them.
+  __device__ __forceinline__ float4 talker_input(const Column& c, int at) const {
+    if (c.input_id == kPrecomputed) return *reinterpret_cast<const float4*>(c.row + at);
+    const float4 code = widened(*reinterpret_cast<const uint2*>(embedding(0, c.input_id) + at), 1.f);
+    const float4 text = widened(*reinterpret_cast<const uint2*>(c.input_text + at), 1.f);
+    return make_float4(code.x + text.x, code.y + text.y, code.z + text.z, code.w + text.w);
+  }
+  __device__ __forceinline__ float talker_value(const Column& c, int row) const {
+    return c.input_id == kPrecomputed
+               ? c.row[row]
+               : __bfloat162float(embedding(0, c.input_id)[row]) + __bfloat162float(c.input_text[row]);
+  }
+  // Some blocks are about to read a code's heads, all its embedding. They go to L2 while the code goes to them, or
+  // while the block still counts.
+  template <class B>
+  __device__ __forceinline__ void prefetch(const B& b, int group, int code) const {
+    using P = typename Dims::Predictor;
+    if (group + 1 < kGroups && pass_mode(p, group + 1) == PassMode::kLookedUp && b.tid < (P::kQkv + P::kQ) / 64)
+      prefetch_l2(table_heads(group, code) + b.tid * 64);
+    if (b.tid < Dims::Talker::kHidden / 64) prefetch_l2(embedding(group, code) + b.tid * 64);
+  }
+  // Publish a head's logit: behind the rules and the temperature, and that plus noise. `column`: the number of c.
+  template <class B>
+  __device__ __forceinline__ void publish_logit(B& b, const Column& c, int column, int group, int id, float logit,
+                                                float noise) const {
+    const DrawParams& d = group ? c.draw : c.draw0;
+    if (p.logits_out) p.logits_out[(column * kGroups + group) * Dims::kCodecVocab + id] = logit;
+    if (!(fabsf(logit) < INFINITY)) p.codes[column * kResultWords + kGroups] = 1;
+    if (group == 0) logit = code0_rule(p, c, id, logit);
+    if (d.sample) logit = __fmul_rn(logit, d.inverse_temperature);
+    publish(b.x.logits + column * Dims::kCodecVocab + id, ordered(logit),
+            ordered(d.sample ? __fadd_rn(logit, noise) : logit), 0, b.epoch);
+  }
+  // A code was drawn: for the host, the vocoder and the repetition penalty.
+  __device__ __forceinline__ void keep(const Column& c, int column, int group, int code) const {
+    p.codes[column * kResultWords + group] = code;
+    c.recent[c.frame % kRecentFrames * kGroups + group] = code;
+    if (group == 0 && code != p.eos_id) c.seen[code] = 1;
+  }
+  // The row of the tables for the code of a group.
+  static __device__ __forceinline__ size_t table_row(int group, int code) {
+    return static_cast<size_t>(group + 1 - kFirstLookedUp) * Dims::kCodes + code;
+  }
+  __device__ __forceinline__ bf16* table_heads(int group, int code) const {
+    return p.tables.heads + table_row(group, code) * (Dims::Predictor::kQkv + Dims::Predictor::kQ);
+  }
+};
 
 // This thread's candidates of one column: ids tid, tid + 512, ... 0: there is none.
 template <int N>

@@ -102,14 +102,8 @@ struct Frame : CodeRows<Dims> {
     const int id = b.block * Rows + b.tid % Rows, column = b.tid / Rows;
     if (column < b.columns && id < N) {
       const Column& c = p.column[column];
-      const DrawParams& d = group ? c.draw : c.draw0;
-      float logit = M::sum(b.s.wide, b.tid % Rows, column) * M::inverse_rms(b.s.wide, column) * scale;
-      if (p.logits_out) p.logits_out[(column * kGroups + group) * Dims::kCodecVocab + id] = logit;
-      if (!(fabsf(logit) < INFINITY)) p.codes[column * kResultWords + kGroups] = 1;
-      if (group == 0) logit = code0_rule(p, c, id, logit);
-      if (d.sample) logit = __fmul_rn(logit, d.inverse_temperature);
-      publish(b.x.logits + column * Dims::kCodecVocab + id, ordered(logit),
-              ordered(d.sample ? __fadd_rn(logit, noise) : logit), 0, b.epoch);
+      const float logit = M::sum(b.s.wide, b.tid % Rows, column) * M::inverse_rms(b.s.wide, column) * scale;
+      this->publish_logit(b, c, column, group, id, logit, noise);
     }
     b.mark(kHead);
     b.refresh();
@@ -119,21 +113,11 @@ struct Frame : CodeRows<Dims> {
       const Column& c = p.column[drawn_column];
       Candidates<N> candidates;
       candidates.await(b, b.x.logits + drawn_column * Dims::kCodecVocab);
-      // Some blocks are about to read the code's heads, all its embedding. They go to L2 while the code goes to them,
-      // or while the block still counts.
-      auto prefetch = [&](int code) {
-        if (group + 1 < kGroups && pass_mode(p, group + 1) == PassMode::kLookedUp && b.tid < (P::kQkv + P::kQ) / 64)
-          prefetch_l2(this->table_heads(group, code) + b.tid * 64);
-        if (b.tid < T::kHidden / 64) prefetch_l2(this->embedding(group, code) + b.tid * 64);
-      };
+      auto prefetch = [&](int code) { this->prefetch(b, group, code); };
       const int code = draw(b, candidates, group ? c.draw : c.draw0, prefetch);
       if (b.tid < kBlocks) publish(b.x.drawn + b.tid * kColumns + drawn_column, __int_as_float(code), b.epoch);
       prefetch(code);
-      if (b.tid == 0) {
-        p.codes[drawn_column * kResultWords + group] = code;
-        c.recent[c.frame % kRecentFrames * kGroups + group] = code;
-        if (group == 0 && code != p.eos_id) c.seen[code] = 1;
-      }
+      if (b.tid == 0) this->keep(c, drawn_column, group, code);
     }
 #pragma unroll
     for (int t = 0; t < kColumnTiles; t++) {
@@ -194,14 +178,6 @@ struct Frame : CodeRows<Dims> {
     return {vector_input<S::kHidden>(b, b.x.h_mlp, b.epoch - 1), index, first};
   }
 
-  // 4 values of a column's input from `at` on.
-  __device__ __forceinline__ float4 talker_input(const Column& c, int at) const {
-    if (c.input_id == kPrecomputed) return *reinterpret_cast<const float4*>(c.row + at);
-    const float4 code = widened(*reinterpret_cast<const uint2*>(this->embedding(0, c.input_id) + at), 1.f);
-    const float4 text = widened(*reinterpret_cast<const uint2*>(c.input_text + at), 1.f);
-    return make_float4(code.x + text.x, code.y + text.y, code.z + text.z, code.w + text.w);
-  }
-
   // What the talker's layers left in an earlier launch: it took a prompt's last row along.
   __device__ __forceinline__ void resume() {
     b.epoch = p.epoch + p.talker.layers;
@@ -219,17 +195,11 @@ struct Frame : CodeRows<Dims> {
 #pragma unroll
         for (int i = 0; i < kAtOnce<T::kHidden>; i++) {
           const int at = value_index<T::kHidden>(from + i);
-          in.b[t][i] = normed(talker_input(c, at), p.talker.input_norm + at, in.square[t]);
+          in.b[t][i] = normed(this->talker_input(c, at), p.talker.input_norm + at, in.square[t]);
         }
       }
     };
-    if (owns<T>(b)) {
-      const Column& c = p.column[owned_column<T>(b)];
-      const int row = owned_row<T>(b);
-      b.residual = c.input_id == kPrecomputed
-                       ? c.row[row]
-                       : __bfloat162float(this->embedding(0, c.input_id)[row]) + __bfloat162float(c.input_text[row]);
-    }
+    if (owns<T>(b)) b.residual = this->talker_value(p.column[owned_column<T>(b)], owned_row<T>(b));
     const int column = assignment(b.block, b.columns).column;
     if (column < b.columns && b.tid < kHeadDim) {  // the zeros behind this launch's keys and values
       const Column& c = p.column[column];

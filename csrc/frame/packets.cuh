@@ -236,18 +236,24 @@ struct Place {
   }
 };
 
-// Publish the residual h times the weight of the next norm. All rows share the factor 1 / rms, so it is applied to the
-// sums behind that norm's matrix, and the input is rounded only once.
-template <class S, class B>
-__device__ __forceinline__ void publish_residual(const B& b, const Place<S>& place, Packet* slots, bf16 weight) {
-  if (b.warp * 32 >= S::kHiddenRows * b.columns) return;
-  const float h = b.residual, x = h * __bfloat162float(weight);
+// Of four neighbouring threads, for the first: their x, which is the residual h times the weight of a norm, as bf16,
+// and the sum of the squares of h.
+__device__ __forceinline__ uint3 residual_packet(float h, float x) {
   float square = h * h;
   const uint32_t pair = pack2(x, __shfl_down_sync(~0u, x, 1));
   square += __shfl_xor_sync(~0u, square, 1);
   const uint32_t next = __shfl_down_sync(~0u, pair, 2);
   square += __shfl_xor_sync(~0u, square, 2);
-  if (place.packet >= 0) publish(slots + place.packet, pair, next, __float_as_uint(square), b.epoch);
+  return make_uint3(pair, next, __float_as_uint(square));
+}
+
+// Publish the residual h times the weight of the next norm. All rows share the factor 1 / rms, so it is applied to the
+// sums behind that norm's matrix, and the input is rounded only once.
+template <class S, class B>
+__device__ __forceinline__ void publish_residual(const B& b, const Place<S>& place, Packet* slots, bf16 weight) {
+  if (b.warp * 32 >= S::kHiddenRows * b.columns) return;
+  const uint3 packet = residual_packet(b.residual, b.residual * __bfloat162float(weight));
+  if (place.packet >= 0) publish(slots + place.packet, packet.x, packet.y, packet.z, b.epoch);
 }
 // The same with this block's product added to the residual first.
 template <class S, class B>
@@ -274,7 +280,14 @@ struct MlpPackets {
     return 2 * (b.block * S::kMlpRows + row(b, b.tid / 8 % kPackets));
   }
 
-  // SiLU(gate) * up, out of partial sums.
+  // SiLU(gate) * up of a packet, out of a row's sums of gate and up. For the first of its threads.
+  static __device__ __forceinline__ uint3 gated(float2 sums, float inv, float gate_scale, float up_scale) {
+    const float gate = sums.x * inv * gate_scale, up = sums.y * inv * up_scale;
+    const float y = gate / (1.f + __expf(-gate)) * up;
+    const uint32_t pair = pack2(y, __shfl_down_sync(~0u, y, 1));
+    return make_uint3(pair, __shfl_down_sync(~0u, pair, 2), __shfl_down_sync(~0u, pair, 4));
+  }
+  // The same of all columns, published.
   template <class B>
   static __device__ __forceinline__ void publish_gated(B& b, const float* partial, float gate_scale, float up_scale) {
     using M = Matvec<S::kGateUpRows, S::kHidden>;
@@ -286,14 +299,10 @@ struct MlpPackets {
       if (b.warp * 4 + round * (kComputeThreads / 8) >= kPackets * b.columns) break;
       const int c = min(column, b.columns - 1);
       const float inv = M::inverse_rms(partial, c);
-      const float2 sums = M::template sum_as<float2>(partial, 2 * packet_row, c);
-      const float gate = sums.x * inv * gate_scale, up = sums.y * inv * up_scale;
-      const float y = gate / (1.f + __expf(-gate)) * up;
-      const uint32_t pair = pack2(y, __shfl_down_sync(~0u, y, 1));
-      const uint32_t second = __shfl_down_sync(~0u, pair, 2), third = __shfl_down_sync(~0u, pair, 4);
+      const uint3 words = gated(M::template sum_as<float2>(partial, 2 * packet_row, c), inv, gate_scale, up_scale);
       const int p = b.block * kPackets + packet;
       if (b.tid % 8 == 0 && column < b.columns && p * kMlpPacket < S::kIntermediate)
-        publish(b.x.mlp + packet_index(p, column), pair, second, third, b.epoch);
+        publish(b.x.mlp + packet_index(p, column), words.x, words.y, words.z, b.epoch);
     }
   }
 };
