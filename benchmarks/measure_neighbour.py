@@ -12,6 +12,7 @@ together. The driver gives them the GPU in turns, or at once where NVIDIA's MPS 
 import argparse
 import contextlib
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -95,6 +96,8 @@ def main() -> None:
     parser.add_argument("--device", help="default: a GPU if there is one")
     parser.add_argument("--neighbour", type=above_0, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if max(args.duty) > 1:
+        parser.error(f"--duty: a share of the time, at most 1, got {max(args.duty):g}")
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if args.neighbour:
         neighbour(torch.device(device), args.layers, args.neighbour)
@@ -105,14 +108,15 @@ def main() -> None:
         print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend")
         print(f"{'':24}{'first audio p50 ms':>20}{'p95 ms':>9}{'gaps':>7}{'neighbour, steps a second':>28}", flush=True)
 
-        def report(name: str, listeners: int, duty: float, steps: float | None) -> None:
-            row = {"live": listeners, "duty": duty} | (summary(live(engine, listeners, args.seconds)))
+        def measured(name: str, listeners: int, duty: float) -> str:
+            """A line for the table, without what the neighbour did."""
+            row = {"live": listeners, "duty": duty} | summary(live(engine, listeners, args.seconds))
             results.append(row)
-            shown = f"{row.get('p50', float('nan')):20.1f}{row.get('p95', float('nan')):9.1f}{row['gaps']:7}"
-            print(f"{f'{listeners} live, {name}':24}{shown}", end="" if steps is None else "\n", flush=True)
+            shown = f"{row.get('p50', math.nan):20.1f}{row.get('p95', math.nan):9.1f}{row['gaps']:7}"
+            return f"{f'{listeners} live, {name}':24}{shown}"
 
         for listeners in args.live:
-            report("alone", listeners, 0.0, 0.0)
+            print(measured("alone", listeners, 0.0), flush=True)
         for duty in args.duty:
             with beside(device, args.layers, duty) as told:
                 time.sleep(args.seconds)
@@ -121,9 +125,9 @@ def main() -> None:
             results.append({"live": 0, "duty": duty, "neighbour": alone})
             for listeners in args.live:
                 with beside(device, args.layers, duty) as told:
-                    report(f"beside {duty:g}", listeners, duty, None)
+                    line = measured(f"beside {duty:g}", listeners, duty)
                 results[-1]["neighbour"] = told[0]
-                print(f"{told[0]:28.1f} ({told[0] / alone:.0%})", flush=True)
+                print(f"{line}{told[0]:28.1f} ({told[0] / alone:.0%})", flush=True)
     print(json.dumps(about(args.size) | {"layers": args.layers, "results": results}))
 
 

@@ -1,7 +1,8 @@
 """MegakernelFrameDecoder: has the weights packed, owns the device buffers, launches one kernel per frame.
 
 The kernel itself is csrc/frame/ (start with layer.cuh). One launch is a frame of up to 8 sequences, or as many rows of
-a prompt. A wide kernel takes up to 16. Cards with less shared memory take fewer (targets.py, TARGETS).
+a prompt. A wide kernel takes up to 16, and one for many sequences up to 256. Cards with less shared memory take fewer
+(targets.py, TARGETS).
 """
 
 import logging
