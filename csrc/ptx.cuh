@@ -22,9 +22,6 @@ __device__ __forceinline__ void sync_some(int threads) { asm volatile("bar.sync 
 // Barriers 3 .. among two warps.
 __device__ __forceinline__ void sync_pair(int pair) { asm volatile("bar.sync %0, 64;" ::"r"(3 + pair) : "memory"); }
 
-// Barriers 11 .. among four warps.
-__device__ __forceinline__ void sync_frame(int four) { asm volatile("bar.sync %0, 128;" ::"r"(11 + four) : "memory"); }
-
 // Volatile, so that what is computed from them is computed where it is needed: kept across the layers, a hundred
 // addresses would be spilled to local memory, of which too little fits in the cache beside 227 KB of shared memory.
 __device__ __forceinline__ int thread_index() {
@@ -106,15 +103,6 @@ __device__ __forceinline__ uint32_t load_relaxed4(const void* p) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
-__device__ __forceinline__ uint32_t load_acquire4(const void* p) {
-  uint32_t v;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-// Adds 1 once everything that this thread knows to be written is there for the whole GPU.
-__device__ __forceinline__ void add_release(uint32_t* p) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
-}
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 __device__ __forceinline__ uint32_t clock_now() {
   uint32_t t;
@@ -136,9 +124,6 @@ constexpr bool kBulkCopies = false;
 
 __device__ __forceinline__ void mbarrier_init(uint32_t bar, uint32_t count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
-}
-__device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
-  asm volatile("{\n .reg .b64 state;\n mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(bar) : "memory");
 }
 // Arrive once `loaded`, made of what this warp has just loaded from shared memory, is there. Without it the arrival
 // overtakes the loads: the stage was refilled under them, and about every tenth launch of 8 columns was wrong. Adds 0

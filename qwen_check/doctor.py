@@ -125,8 +125,8 @@ def _launch(target: Target) -> str:
     """How many streams share a launch."""
     narrow = max(target.columns, target.wide)
     if not target.batch:
-        return f"up to {narrow} streams share one; {target.name} has no kernel for more"
-    return f"up to {narrow} streams share one, and up to {target.batch} where many are open (not 1.7B)"
+        return f"up to {narrow} streams share one; {target.name} has no graphs for more"
+    return f"up to {narrow} streams share one, and up to {target.batch} where many are open"
 
 
 def _tables(device: torch.device) -> str:

@@ -420,10 +420,9 @@ def test_builds_for_other_weights_have_their_own_flags(fresh, monkeypatch):
 
 
 def test_both_compilers_get_every_macro_that_the_sources_ask_for(fresh, monkeypatch):
-    """With a macro that only one of them has, kernel and bindings disagree. frame_wide.cu and frame_batch.cu
-    define one of their own."""
+    """With a macro that only one of them has, kernel and bindings disagree. frame_wide.cu defines one of its own."""
     text = "".join(path.read_text(encoding="utf-8") for path in CSRC.rglob("*.*"))
-    asked = set(re.findall(r"^#if(?:n?def)? (QMK_\w+)$", text, re.M)) - {"QMK_WIDE", "QMK_BATCH"}
+    asked = set(re.findall(r"^#if(?:n?def)? (QMK_\w+)$", text, re.M)) - {"QMK_WIDE"}
     given = []
 
     def load(name, _sources, **settings):

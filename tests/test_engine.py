@@ -103,7 +103,7 @@ def test_the_lead_is_what_a_listener_has_left(own_engine, monkeypatch):
 
 def test_health_and_metrics_count(own_engine):
     counts = {"streams": 0, "running": 0, "queued": 0, "max_streams": 3, "sustained": 3}
-    counts |= {"pages": 0, "pages_reserved": 0, "pages_filled": 0}
+    counts |= {"pages": own_engine.probes.decoder.pages, "pages_reserved": 0, "pages_filled": 0}
     assert own_engine.health() == {"status": "ok", "backend": own_engine.backend} | counts
     own_engine.generate(TEXT, max_frames=7)
     stopped = own_engine.submit(TEXT)

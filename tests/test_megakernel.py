@@ -297,7 +297,7 @@ def test_10_000_frames_are_the_same_in_any_company(model):
     check_company(config, kernel)
 
 
-@pytest.mark.parametrize("size", ["0.6b", "0.6b fp8", "demo"])
+@pytest.mark.parametrize("size", ["0.6b", "0.6b fp8", "1.7b", "demo"])
 @pytest.mark.parametrize("tables", [True, False])
 @torch.inference_mode()
 def test_launches_of_hundreds_say_what_each_says_alone(size, tables):
@@ -306,7 +306,7 @@ def test_launches_of_hundreds_say_what_each_says_alone(size, tables):
     tensors = quantized(random_talker(config, GPU, torch.seed() % 2**31), WEIGHTS[fp8[0]] if fp8 else frozenset())
     kernel = MegakernelFrameDecoder(config, tensors, slots=256, max_positions=320, tables=tables)
     if kernel.width == kernel.narrow:
-        pytest.skip("this card has no kernel for many columns")
+        pytest.skip("this card has no graphs for many columns")
     slots = random.sample(range(kernel.slots), kernel.slots)
     prompt, sampling = random_prompt(config, 5), SamplingParams(seed=1).over(config.sampling)
     alone = say(kernel, 0, prompt, sampling, 4)

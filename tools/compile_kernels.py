@@ -90,7 +90,7 @@ def blocks_per_multiprocessor(target: Target, registers: int, threads: int, shar
 
 def compile_frame(nvcc: str, target: Target) -> list[tuple[int, dict[int, Compiled], dict[int, Launch]]]:
     """Compile a target's frame kernels. For each of the first one or two its columns, and what ptxas and footprint.cu
-    say; the kernel for many columns checks its own memory."""
+    say; the graphs' kernels for many columns check their own memory."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "footprint"
         source = source_folder() / "frame/footprint.cu"

@@ -106,10 +106,59 @@ struct AttentionScratch : Queries {
 // Shares of the tiles. They use the memory of partial sums that are already added up. Two of them take turns.
 constexpr int kShares = 2;
 template <int Group>
-struct AttentionShares {
+struct TileShares {
   alignas(16) float row[kTiles][Group][kHeadDim];
   float2 stat[kTiles][Group];  // largest score and sum of weights
-  uint2 weights[kTiles][32];   // of a tile, as its warp of values takes them
+};
+template <int Group>
+struct AttentionShares : TileShares<Group> {
+  uint2 weights[kTiles][32];  // of a tile, as its warp of values takes them
+};
+
+// What a thread has added up so far: of one query, two dims.
+struct WeighedSum {
+  float max_score = -INFINITY, sum = 0.f;  // sum: of the weights
+  float2 value{};
+
+  // Add `count` shares, `Most` at most. stat(i): the largest score of share i and its sum of weights; values(i): its
+  // sum of values.
+  template <int Most, class Stat, class Values>
+  __device__ __forceinline__ void add(int count, Stat stat, Values values) {
+    float2 stats[Most];
+    const float before = max_score;
+#pragma unroll
+    for (int i = 0; i < Most; i++) {
+      stats[i] = i < count ? stat(i) : make_float2(-INFINITY, 0.f);
+      max_score = fmaxf(max_score, stats[i].x);
+    }
+    const float keep = exp2_of(before - max_score);
+    sum *= keep, value.x *= keep, value.y *= keep;
+#pragma unroll
+    for (int i = 0; i < Most; i++) {
+      if (i >= count) continue;
+      const float weight = exp2_of(stats[i].x - max_score);
+      const float2 x = values(i);
+      sum = fmaf(weight, stats[i].y, sum), value.x = fmaf(weight, x.x, value.x), value.y = fmaf(weight, x.y, value.y);
+    }
+  }
+  // The same of some tiles of a query, in the two dims from `dim` on.
+  template <int Most, int Group>
+  __device__ __forceinline__ void add_tiles(const TileShares<Group>& shares, int first, int count, int query, int dim) {
+    add<Most>(
+        count, [&](int i) { return shares.stat[first + i][query]; },
+        [&](int i) { return *reinterpret_cast<const float2*>(&shares.row[first + i][query][dim]); });
+  }
+  // Of a whole split: the weighed mean of its values, and its score among the splits.
+  __device__ __forceinline__ float3 part() const {
+    const float inv = inverse_of(sum);
+    return make_float3(value.x * inv, value.y * inv, max_score + log2_of(sum));
+  }
+  // The weighed mean of this thread's dims, then of the next thread's.
+  __device__ __forceinline__ uint2 packet() const {
+    const float inv = inverse_of(sum);
+    const uint32_t pair = pack2(value.x * inv, value.y * inv);
+    return make_uint2(pair, __shfl_down_sync(~0u, pair, 1));
+  }
 };
 
 // Await a head. Queries and keys are normed and turned.
@@ -213,12 +262,20 @@ struct Context {
 
 // The talker's keys of a layer and a key-value head, page 0.
 template <class T>
+__device__ __forceinline__ bf16* layer_kv(bf16* kv, int index, int kv_head) {
+  return kv + static_cast<size_t>(index * 2 * T::kKvHeads + kv_head) * kPagePositions * kHeadDim;
+}
+template <class T>
 __device__ __forceinline__ bf16* layer_kv(const FrameParams& p, int index, int kv_head) {
-  return p.kv + static_cast<size_t>(index * 2 * T::kKvHeads + kv_head) * kPagePositions * kHeadDim;
+  return layer_kv<T>(p.kv, index, kv_head);
+}
+template <class T>
+__device__ __forceinline__ size_t page_stride(const StackWeights& w) {
+  return static_cast<size_t>(w.layers) * 2 * T::kKvHeads * kPagePositions * kHeadDim;
 }
 template <class T>
 __device__ __forceinline__ size_t page_stride(const FrameParams& p) {
-  return static_cast<size_t>(p.talker.layers) * 2 * T::kKvHeads * kPagePositions * kHeadDim;
+  return page_stride<T>(p.talker);
 }
 
 // The producer's half. For each split of this block and each kStageRows positions: the keys, then the values.
@@ -261,8 +318,7 @@ struct PagedAttention {
   const int own_nth = (b.tid + kComputeThreads / 2) % kComputeThreads / kFinishers,
             own_query = b.tid % kFinishers / kPairs, dim = b.tid % kPairs * 2,
             head = assigned.kv_head * S::kGroup + own_query;
-  float max_score = -INFINITY, sum = 0.f;  // of that split so far; sum: of the weights
-  float2 value{};
+  WeighedSum total;  // of that split so far
 
   __device__ __forceinline__ PagedAttention(B& block, const Assignment& assigned, const Context<S>& x)
       : b(block),
@@ -380,35 +436,13 @@ struct PagedAttention {
             make_float4(out[n][i], out[n][i + 1], out[n][i + 2], out[n][i + 3]);
   }
 
-  // Add the shares of some tiles, or splits, of one head in this thread's dims: largest scores, sums of weights,
-  // sums of values.
-  template <int Most>
-  __device__ __forceinline__ void add(const AttentionShares<S::kGroup>& shares, int first, int count) {
-    float2 stat[Most];
-    const float before = max_score;
-#pragma unroll
-    for (int i = 0; i < Most; i++) {
-      stat[i] = i < count ? shares.stat[first + i][own_query] : make_float2(-INFINITY, 0.f);
-      max_score = fmaxf(max_score, stat[i].x);
-    }
-    const float keep = exp2_of(before - max_score);
-    sum *= keep, value.x *= keep, value.y *= keep;
-#pragma unroll
-    for (int i = 0; i < Most; i++) {
-      if (i >= count) continue;
-      const float weight = exp2_of(stat[i].x - max_score);
-      const float2 x = *reinterpret_cast<const float2*>(&shares.row[first + i][own_query][dim]);
-      sum = fmaf(weight, stat[i].y, sum), value.x = fmaf(weight, x.x, value.x), value.y = fmaf(weight, x.y, value.y);
-    }
-  }
-
   __device__ __forceinline__ Packet* parts() const {
     return b.x.part + ((assigned.column * S::kHeads + head) * kSplits * kHeadDim + dim) / 2;
   }
   __device__ __forceinline__ void publish_head() const {
-    const float inv = inverse_of(sum);
-    const uint32_t pair = pack2(value.x * inv, value.y * inv), next = __shfl_down_sync(~0u, pair, 1);
-    if (lane() % 2 == 0) b.template publish_attended<S>((head * kHeadDim + dim) / 4, assigned.column, pair, next);
+    const uint2 packet = total.packet();
+    if (lane() % 2 == 0)
+      b.template publish_attended<S>((head * kHeadDim + dim) / 4, assigned.column, packet.x, packet.y);
   }
 
   // Attend to all splits of this block. True: the context has one split only, and its result is published.
@@ -425,19 +459,16 @@ struct PagedAttention {
       if (more) take_tile();
       sync_compute<kComputeThreads>();
       if (own_nth < splits_at_once && own_split < splits) {
-        add<kTiles>(shares, own_nth << tile_bits, min(rows, 1 << tile_bits));
+        total.add_tiles<kTiles>(shares, own_nth << tile_bits, min(rows, 1 << tile_bits), own_query, dim);
         if (offset == 0) {
           if (splits == 1) {
             publish_head();
             return true;
           }
-          const float inv = inverse_of(sum);
-          const float3 part = make_float3(value.x * inv, value.y * inv, max_score + log2_of(sum));
-          if constexpr (kBatch) b.s.attention_parts[own_split][own_query][dim / 2] = part;
-          else
-            publish(parts() + own_split * kPairs, __float_as_uint(part.x), __float_as_uint(part.y),
-                    __float_as_uint(part.z), b.epoch);
-          max_score = -INFINITY, sum = 0.f, value = {};
+          const float3 part = total.part();
+          publish(parts() + own_split * kPairs, __float_as_uint(part.x), __float_as_uint(part.y),
+                  __float_as_uint(part.z), b.epoch);
+          total = {};
         }
       }
     }
@@ -447,7 +478,6 @@ struct PagedAttention {
   // A column's first block of a head combines the splits: each thread up to 4, then one thread what up to 4 threads
   // made of theirs.
   __device__ __forceinline__ void combine_splits() {
-    if constexpr (kBatch) sync_compute<kComputeThreads>();  // the parts are there
     if (assigned.rank || own_nth * kCombined >= splits) return;
     uint4 part[kCombined];
     uint32_t missing = 0;
@@ -456,35 +486,26 @@ struct PagedAttention {
       part[n] = make_uint4(0, 0, __float_as_uint(-INFINITY), 0);
       missing |= (own_nth * kCombined + n < splits) << n;
     }
-    if constexpr (kBatch) {
+    const Packet* slots = parts() + own_nth * kCombined * kPairs;
+    await_packets(part, missing, [&](int n) { return slots + n * kPairs; }, b.epoch, b.patience);
 #pragma unroll
-      for (int n = 0; n < kCombined; n++) {
-        if (!(missing >> n & 1)) continue;
-        const float3 there = b.s.attention_parts[own_nth * kCombined + n][own_query][dim / 2];
-        part[n] = make_uint4(__float_as_uint(there.x), __float_as_uint(there.y), __float_as_uint(there.z), 0);
-      }
-    } else {
-      const Packet* slots = parts() + own_nth * kCombined * kPairs;
-      await_packets(part, missing, [&](int n) { return slots + n * kPairs; }, b.epoch, b.patience);
-    }
-#pragma unroll
-    for (int n = 0; n < kCombined; n++) max_score = fmaxf(max_score, __uint_as_float(part[n].z));
+    for (int n = 0; n < kCombined; n++) total.max_score = fmaxf(total.max_score, __uint_as_float(part[n].z));
 #pragma unroll
     for (int n = 0; n < kCombined; n++) {
-      const float weight = exp2_of(__uint_as_float(part[n].z) - max_score);
-      value.x = fmaf(weight, __uint_as_float(part[n].x), value.x);
-      value.y = fmaf(weight, __uint_as_float(part[n].y), value.y), sum += weight;
+      const float weight = exp2_of(__uint_as_float(part[n].z) - total.max_score);
+      total.value.x = fmaf(weight, __uint_as_float(part[n].x), total.value.x);
+      total.value.y = fmaf(weight, __uint_as_float(part[n].y), total.value.y), total.sum += weight;
     }
     if (splits > kCombined) {
       const int holders = (splits + kCombined - 1) / kCombined;
       auto& shares = b.s.attention_shares[0];
       sync_some(holders * kFinishers);  // all have read the shares
-      *reinterpret_cast<float2*>(&shares.row[own_nth][own_query][dim]) = value;
-      if (dim == 0) shares.stat[own_nth][own_query] = make_float2(max_score, sum);
+      *reinterpret_cast<float2*>(&shares.row[own_nth][own_query][dim]) = total.value;
+      if (dim == 0) shares.stat[own_nth][own_query] = make_float2(total.max_score, total.sum);
       sync_some(holders * kFinishers);
       if (own_nth) return;
-      max_score = -INFINITY, sum = 0.f, value = {};
-      add<kSplits / kCombined>(shares, 0, holders);
+      total = {};
+      total.add_tiles<kSplits / kCombined>(shares, 0, holders, own_query, dim);
     }
     publish_head();
   }

@@ -1,656 +1,457 @@
-// A frame of many sequences: up to kBatchColumns columns a launch.
+// The matrix products of a frame of many sequences: up to kBatchColumns columns a launch.
 //
-// The blocks own the same rows of the same ribbons as in frame.cuh, and each column's sums are added in the same order.
-// So a column has the same bits in both. A block keeps its share of a matrix in registers and multiplies one group of
-// 16 columns after the other by it. While it is at one group, the others of the exchange are on their way.
+// Such a frame is a CUDA graph of kernels (frame_batch.cu), which read the same ribbons as the persistent kernel. Each
+// column's sums are added in the same order too: K in 16 shares, a share in its chains, then the shares in pairs. So a
+// column has the same bits in both.
 //
-// Vectors lie in global memory as mma's B operand. Each warp loads its own share of K from there into registers, a
-// group ahead. Two more warps of a block wait for others: the watcher, until all blocks have written a group of a
-// vector, and the herald, until this block's warps have; then it tells the other blocks.
+// A warp keeps 16 rows of weights in registers, and four of them multiply 32 columns after the other by theirs. The
+// blocks of a cluster have the same rows and different shares of K. So each reads a part of the weights and a part of
+// the columns' values, and few bytes come from L2. Each block sends its sums of a tile of 8 columns to the one block
+// that adds them up.
 #pragma once
 #include "draw.cuh"
-#include "producer.cuh"
 
 namespace qmk {
 namespace {
 
-constexpr int kTileColumns = 8;  // of an mma
-constexpr int kJobs = 16;        // that the herald may be behind
-constexpr int kFrameWarps = 4;   // that attend to a column's positions of a frame
-constexpr int kGroupTiles = kBatchGroup / kTileColumns;
-constexpr int kGroupsOfBatch = kBatchColumns / kBatchGroup;
+constexpr int kTileColumns = 8;
+constexpr int kBatchTiles = kBatchColumns / kTileColumns;
+constexpr int kStepBytes = 256;  // of a tile's values of a step of K
 
-// How a vector of K values lies in memory: of each tile so many units of kUnitBytes, a lane's 16 bytes of two steps of
-// mma; then, of a residual, a lane's sums of squares of four steps.
+// How a vector of K values of all columns lies in memory: wgmma's B operand. Of each share of K its tiles of columns,
+// of each tile its steps, of each step two halves: of every column the words of the four lanes that hold it in an mma.
 template <int K>
 struct VectorLayout {
-  static constexpr int kValueUnits = (kSteps<K> + 1) / 2, kSquareUnits = (kSteps<K> + 3) / 4;
-  static constexpr size_t kTileBytes = static_cast<size_t>(kUnitBytes) * (kValueUnits + kSquareUnits);
-  static constexpr int units(bool squares) { return kValueUnits + (squares ? kSquareUnits : 0); }
+  static constexpr int kTileBytes = kSteps<K> * kStepBytes;
+  static constexpr size_t kShareBytes = static_cast<size_t>(kBatchTiles) * kTileBytes;
 
-  // The lane's 16 bytes of a column in unit 0.
-  static __device__ __forceinline__ uint8_t* lane(uint8_t* vector, int column, int warp, int quarter) {
-    return vector + column / kTileColumns * kTileBytes + ((warp * 8 + column % kTileColumns) * 4 + quarter) * 16;
+  // A lane's word of the first half of a step.
+  static __device__ __forceinline__ uint32_t* word(uint8_t* vector, int column, int share, int step, int quarter) {
+    return reinterpret_cast<uint32_t*>(vector + share * kShareBytes + column / kTileColumns * kTileBytes +
+                                       step * kStepBytes + column % kTileColumns * 16) +
+           quarter;
   }
-  // Packet p: 4 values, and the sum of their squares.
-  static __device__ __forceinline__ uint2* values(uint8_t* vector, int column, int p) {
-    const int step = p / 4 % kSteps<K>;
-    return reinterpret_cast<uint2*>(lane(vector, column, p / 4 / kSteps<K>, p % 4) + step / 2 * kUnitBytes) + step % 2;
+  // Packet p: 4 values.
+  static __device__ __forceinline__ uint32_t* packet(uint8_t* vector, int column, int p) {
+    return word(vector, column, p / 4 / kSteps<K>, p / 4 % kSteps<K>, p % 4);
   }
-  static __device__ __forceinline__ float* square(uint8_t* vector, int column, int p) {
-    const int step = p / 4 % kSteps<K>;
-    return reinterpret_cast<float*>(lane(vector, column, p / 4 / kSteps<K>, p % 4) +
-                                    (kValueUnits + step / 4) * kUnitBytes) +
-           step % 4;
+  static __device__ __forceinline__ void store(uint8_t* vector, int column, int p, uint2 values) {
+    uint32_t* const at = packet(vector, column, p);
+    at[0] = values.x, at[kStepBytes / 8] = values.y;
   }
-  // Word n, of 3, of packet p of an MLP's output.
-  static __device__ __forceinline__ uint32_t* gated(uint8_t* vector, int column, int p, int n) {
+  static __device__ __forceinline__ uint2 load(uint8_t* vector, int column, int p) {
+    const uint32_t* const at = packet(vector, column, p);
+    return make_uint2(at[0], at[kStepBytes / 8]);
+  }
+  // Values i and i + 1 of an MLP's output, which the weights take in packets of 6.
+  static __device__ __forceinline__ void store_gated(uint8_t* vector, int column, int i, uint32_t pair) {
     constexpr int kPackets = K / kWarps / 4 / kMlpPacket;  // of a lane
-    const int word = p / 4 % kPackets * 3 + n;
-    return reinterpret_cast<uint32_t*>(lane(vector, column, p / 4 / kPackets, p % 4) + word / 4 * kUnitBytes) +
-           word % 4;
+    const int p = i / kMlpPacket, n = p / 4 % kPackets * 3 + i % kMlpPacket / 2;
+    word(vector, column, p / 4 / kPackets, n / 2, p % 4)[n % 2 * (kStepBytes / 8)] = pair;
   }
 };
 
-// A ring between warps of a block: `full` and `empty` of its places.
-struct Handover {
-  uint32_t full, empty;
-  int places;
-  int place = 0;
-  uint32_t round = 0;
+// Of a vector of K values: the sums of squares of its shares, fp32 [columns][kWarps]. A warp's lanes have neighbouring
+// packets, each its square; a share's are added in the order of Matvec.
+template <int K>
+__device__ __forceinline__ void store_square(float* squares, int column, int packet, float square, int lane) {
+  constexpr int kPackets = 4 * kSteps<K>;  // of a share
+  static_assert(kPackets <= 32 && 32 % kPackets == 0);
+  float sum = 0.f;
+#pragma unroll
+  for (int step = 0; step < kSteps<K>; step++)
+    sum += __shfl_sync(~0u, square, lane / kPackets * kPackets + step * 4 + lane % 4);
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  if (packet % kPackets == 0) squares[column * kWarps + packet / kPackets] = sum;
+}
 
-  __device__ void init(int fillers, int takers) const {
-    for (int i = 0; i < places; i++) mbarrier_init(full + i * 8, fillers), mbarrier_init(empty + i * 8, takers);
+// Values added in pairs, as Matvec::sum_as does.
+template <int N, class T>
+__device__ __forceinline__ T sum_of_pairs(T (&y)[N]) {
+#pragma unroll
+  for (int level = 1; level < N; level *= 2)
+#pragma unroll
+    for (int i = 0; i < N; i += 2 * level) y[i] = plus(y[i], y[i + level]);
+  return y[0];
+}
+// 1 / rms of a column of K values.
+template <int K>
+__device__ __forceinline__ float inverse_rms_of(const float* squares, int column) {
+  float y[kWarps];
+#pragma unroll
+  for (int i = 0; i < kWarps / 4; i++) {
+    const float4 four = *reinterpret_cast<const float4*>(squares + column * kWarps + i * 4);
+    y[4 * i] = four.x, y[4 * i + 1] = four.y, y[4 * i + 2] = four.z, y[4 * i + 3] = four.w;
+  }
+  return rsqrtf(sum_of_pairs(y) * (1.f / K) + 1e-6f);
+}
+
+// d = A * B, or d += it: 64 rows by 32 columns, a step of K. A warp has 16 rows, as in mma's A operand; of 8 columns
+// each lane gets what mma gives it. The bits are mma's: 200 million sums of 1 to 8 steps were equal.
+__device__ __forceinline__ void wgmma_64x32x16(float4 (&d)[4], const uint4& a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %21, 0;\n"
+      " wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+      "%13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}"
+      : "+f"(d[0].x), "+f"(d[0].y), "+f"(d[0].z), "+f"(d[0].w), "+f"(d[1].x), "+f"(d[1].y), "+f"(d[1].z), "+f"(d[1].w),
+        "+f"(d[2].x), "+f"(d[2].y), "+f"(d[2].z), "+f"(d[2].w), "+f"(d[3].x), "+f"(d[3].y), "+f"(d[3].z), "+f"(d[3].w)
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)));
+}
+
+// A matrix of which a block of the persistent kernel has `Rows` rows. A block here has RowTiles tiles of 16 rows, and
+// kGroups warps for each, which share the block's part of K.
+template <int Rows, int K, bool Fp8, int RowTiles>
+struct Product {
+  using M = Matvec<Rows, K, Fp8>;
+  using V = VectorLayout<K>;
+  static constexpr int kOf = kSteps<K>, kInner = K, kRowTiles = RowTiles, kTileRows = RowTiles * 16;
+  // Sums that blocks send each other take longer than the products. So a block has as much of K as registers hold.
+  static constexpr int kGroups = K <= 1024 ? 2 : 1, kSplit = K <= 1024 ? 2 : 8;  // the latter: blocks of a cluster
+  static constexpr int kThreads = RowTiles * kGroups * 32;
+  static constexpr int kShares = kWarps / kSplit, kGroupShares = kShares / kGroups;  // of a block, of a warp
+  static constexpr int kAtOnce = min_of(kGroupShares, 24 / kOf);  // shares whose weights registers hold
+  static constexpr int kRounds = kGroupShares / kAtOnce;
+  static constexpr int kChunk = 64, kTiles = kChunk / kTileColumns;  // columns that a cluster multiplies at once
+  static constexpr int kOwnTiles = kTiles / kSplit;                  // of them, that a block finishes
+  static constexpr int kStride = kTileRows + 4;  // of a column's sums: no two lanes of a store meet in a bank
+  // Shared memory: a chunk's input, what the cluster's blocks sent (twice), what the groups hand each other (twice),
+  // this block's sums and the columns' 1 / rms.
+  static constexpr int kShareInput = kTiles * V::kTileBytes, kTileSums = RowTiles * 512,
+                       kSentBytes = kTiles * kTileSums;
+  static constexpr int kSent = kShares * kShareInput, kHanded = kSent + 2 * kSentBytes,
+                       kSums = kHanded + (kGroups - 1) * 2 * 4 * kTileSums,
+                       kInverse = kSums + kOwnTiles * kTileColumns * kStride * 4,
+                       kBarriers = kInverse + kOwnTiles * kTileColumns * 4, kBytes = kBarriers + 3 * 8;
+  static_assert(RowTiles % 4 == 0 && kOf <= 24 && kRounds <= 2 && kBytes <= kSharedBytes);
+
+  // 16 bytes a lane of a ribbon's unit.
+  static __device__ __forceinline__ uint4 unit(const uint8_t* from, int u) {
+    auto load = [](const uint8_t* at) { return __ldg(reinterpret_cast<const uint4*>(at)); };
+    if constexpr (Fp8) {
+      const uint4 raw = load(from + u / 2 * kUnitBytes);
+      return u % 2 ? widen_e4m3(raw.z, raw.w) : widen_e4m3(raw.x, raw.y);
+    } else {
+      return load(from + u * kUnitBytes);
+    }
+  }
+  // mma's A operand of rows 16 tile .. of a share of K. Where ribbons have tiles of 8 rows, of two of them.
+  static __device__ __forceinline__ void load(const uint8_t* matrix, size_t block_bytes, int tile, int share, int lane,
+                                              uint4 (&weights)[kOf]) {
+    constexpr int kOfBlock = M::kTiles * M::kParts;  // tiles
+    auto from = [&](int of_all) {
+      return matrix + of_all / kOfBlock * block_bytes +
+             of_all % kOfBlock / M::kTiles * (M::part_stages(kOf) * kStageBytes) + (share * 32 + lane) * 16;
+    };
+    if constexpr (M::kTall) {
+      const uint8_t* const at = from(tile);
+#pragma unroll
+      for (int i = 0; i < kOf; i++) weights[i] = unit(at, tile % M::kTiles + M::kTiles * i);
+    } else {
+      const uint8_t *const low = from(2 * tile), *const high = from(2 * tile + 1);
+#pragma unroll
+      for (int i = 0; i < kOf; i += 2) {
+        const uint4 a = unit(low, 2 * tile % M::kTiles + M::kTiles * (i / 2)),
+                    b = unit(high, (2 * tile + 1) % M::kTiles + M::kTiles * (i / 2));
+        weights[i] = make_uint4(a.x, b.x, a.y, b.y);
+        if (i + 1 < kOf) weights[i + 1] = make_uint4(a.z, b.z, a.w, b.w);
+      }
+    }
+  }
+  // A round's sums of 32 columns: of each of 4 tiles what mma gives this lane. input: shared address of their first
+  // share.
+  static __device__ __forceinline__ void multiply(const uint4 (&weights)[kAtOnce][kOf], uint32_t input,
+                                                  float4 (&sum)[4]) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)  // wgmma
+    // No swizzle; of a step the halves lie 128 bytes apart, the tiles of columns kTileBytes.
+    const uint64_t from = (input & 0x3ffff) >> 4 | 128ull / 16 << 16 | static_cast<uint64_t>(V::kTileBytes / 16) << 32;
+    float4 late[4];
+#pragma unroll
+    for (int s = 0; s < kAtOnce; s++) {
+      float4 acc[M::kChains][4];
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+      for (int i = 0; i < kOf; i++)
+        wgmma_64x32x16(acc[i % M::kChains], weights[s][i], from + (s * kShareInput + i * kStepBytes) / 16,
+                       i >= M::kChains);
+      asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+      for (int t = 0; t < 4; t++) {
+#pragma unroll
+        for (int c = 1; c < M::kChains; c++) acc[0][t] = plus(acc[0][t], acc[c][t]);
+        // In pairs: shares 0 and 1, 2 and 3, both.
+        if (s == 0) sum[t] = acc[0][t];
+        if (s == 1) sum[t] = plus(sum[t], acc[0][t]);
+        if (s == 2) late[t] = acc[0][t];
+        if (s == 3) sum[t] = plus(sum[t], plus(late[t], acc[0][t]));
+      }
+    }
+#endif
+  }
+};
+
+struct ProductArgs {
+  const uint8_t* matrix;  // of block 0's ribbon
+  size_t block_bytes;     // from a block's ribbon to the next one's
+  const uint8_t* vector;
+  const float* squares;  // of the vector, where Finish wants 1 / rms
+  const int* columns;    // of this launch
+};
+
+__device__ __forceinline__ void after_the_kernel_before() {
+  cudaTriggerProgrammaticLaunchCompletion();  // the next one may fetch its weights
+  cudaGridDependencySynchronize();
+}
+// A copy takes microseconds. A wait that never ends is a fault, which the host sees.
+__device__ __forceinline__ void wait_for_copy(uint32_t bar, uint32_t parity) {
+  for (int polls = 0; !mbarrier_try_wait(bar, parity); ++polls)
+    if (polls == 1 << 20) __trap();
+}
+// Relaxed: with a release, each arrival would wait until all that the thread has stored is in L2.
+__device__ __forceinline__ void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;"); }
+__device__ __forceinline__ void wait_for_cluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Of a block of the cluster: what lies at this block's shared address.
+__device__ __forceinline__ uint32_t in_block(uint32_t address, int rank) {
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+// Store into another block's memory, and tell its barrier of 16 bytes.
+__device__ __forceinline__ void send(uint32_t to, float4 v, uint32_t bar) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+               "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar)
+               : "memory");
+}
+
+// Multiply the columns by the matrix. finish(sums, column, row, inverse): of 4 rows from `row` on; a warp's lanes have
+// neighbouring ones. Cluster: kSplit blocks of neighbouring x.
+template <class Q, class Finish>
+__global__ void __launch_bounds__(Q::kThreads)
+    product_kernel(const __grid_constant__ ProductArgs a, const __grid_constant__ Finish finish) {
+  constexpr int K = Q::kInner, kRowTiles = Q::kRowTiles;
+  using V = VectorLayout<K>;
+  extern __shared__ __align__(128) uint8_t memory[];
+  float *const sums = reinterpret_cast<float*>(memory + Q::kSums), *const inverse =
+                                                                       reinterpret_cast<float*>(memory + Q::kInverse);
+  const uint32_t input = shared_address(memory), bars = input + Q::kBarriers;
+  const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, rank = blockIdx.x % Q::kSplit,
+            tile = blockIdx.x / Q::kSplit, first_share = rank * Q::kShares, row_tile = warp % kRowTiles,
+            group = warp / kRowTiles, group_share = group * Q::kGroupShares;
+  uint4 weights[Q::kAtOnce][Q::kOf];
+  auto load = [&](int round) {
+#pragma unroll
+    for (int s = 0; s < Q::kAtOnce; s++)
+      Q::load(a.matrix, a.block_bytes, tile * kRowTiles + row_tile, first_share + group_share + round * Q::kAtOnce + s,
+              lane, weights[s]);
+  };
+  load(0);
+  if (tid == 0) {
+    for (int i = 0; i < 3; i++) mbarrier_init(bars + i * 8, 1);
     mbarrier_init_fence();
   }
-  __device__ __forceinline__ void await_empty(Patience& patience) const {
-    if (round) patience.wait_barrier(empty + place * 8, (round - 1) & 1);
-  }
-  __device__ __forceinline__ void await_full(Patience& patience) const {
-    patience.wait_barrier(full + place * 8, round & 1);
-  }
-  __device__ __forceinline__ void next() {
-    if (++place == places) place = 0, round++;
-  }
-};
-
-// Barriers for the groups of two vectors, which uses take in turn: a block needs its own part of each, so the watcher
-// is never two ahead.
-struct Arrivals {
-  static constexpr int kBarriers = 2 * kGroupsOfBatch;
-  uint32_t barriers;
-  uint32_t use = 0;
-
-  __device__ void init() const {
-    for (int i = 0; i < kBarriers; i++) mbarrier_init(barriers + i * 8, 1);
-  }
-  __device__ __forceinline__ uint32_t of(int group) const {
-    return barriers + ((use & 1) * kGroupsOfBatch + group) * 8;
-  }
-  __device__ __forceinline__ void await(int group, Patience& patience) const {
-    patience.wait_barrier(of(group), use >> 1 & 1);
-  }
-  __device__ __forceinline__ void next() { use++; }
-};
-
-// Does a block attend? It does to the heads of columns block % kShare, + kShare, ...
-template <class S>
-__device__ __forceinline__ bool attends(int block) {
-  return block / kShare < S::kKvHeads;
-}
-
-// Copies weights, and the talker's old keys and values.
-template <class Dims>
-struct BatchProducer : Producer<Dims> {
-  using T = typename Dims::Talker;
-  using Base = Producer<Dims>;
-  using Base::p, Base::ring, Base::patience, Base::block, Base::lane;
-
-  __device__ __forceinline__ void talker() {
-    constexpr int kQkvStages = Base::template kStages<T::kQkvRows, T::kHidden, T::kFp8>;
-    const uint8_t* ribbon =
-        p.talker.ribbon + static_cast<size_t>(block) * p.talker.layers * kLayerStages<T> * kStageBytes;
-    const int kv_head = block / kShare;
-    for (int index = 0; index < p.talker.layers; index++) {
-      ribbon = ring.copy(ribbon, kQkvStages, 0, p.talker_pace, patience, lane);
-      for (int column = block % kShare; column < p.columns; column += kShare) {
-        const Context<T> context({kv_head, column, 0, 1}, p.batch.column, p.columns);
-        copy_context<T>(ring, context, p.batch.column[column].pages, layer_kv<T>(p, index, kv_head), page_stride<T>(p),
-                        p.talker_pace, patience, lane);
-      }
-      ribbon = ring.copy(ribbon, kLayerStages<T> - kQkvStages, 0, p.talker_pace, patience, lane);
-    }
-  }
-};
-
-// Tells this block's warps which groups of a vector are there.
-template <class Dims>
-struct Watcher : WeightSteps {
-  using T = typename Dims::Talker;
-  using P = typename Dims::Predictor;
-  const FrameParams& p;
-  Arrivals& arrivals;
-  Patience& patience;
-  // What `arrived` will be for a whole vector, of its uses so far; of kInput and kAttended: for each column.
-  uint32_t expected[kVectors] = {};
-
-  __device__ __forceinline__ void watch(VectorName name, uint32_t by_all, uint32_t by_column) {
-    expected[name] += by_all + by_column;
-    for (int first = 0; first < p.columns; first += kBatchGroup) {
-      const uint32_t wanted = expected[name] * (by_column ? min(kBatchGroup, p.columns - first) : 1);
-      const int group = first / kBatchGroup;
-      uint32_t polls = 0;
-      while (load_acquire4(p.batch.arrived + name * kGroupsOfBatch + group) < wanted && !patience.spent(polls)) {
-      }
-      mbarrier_arrive(arrivals.of(group));
-    }
-    arrivals.next();
-  }
-  template <class S>
-  __device__ __forceinline__ void layer(bool first, bool looked_up) {
-    if (!looked_up) {
-      if (first) watch(kInput, 0, 1);
-      else watch(kAfterMlp, kBlocks, 0);
-    }
-    watch(kAttended, 0, S::kKvHeads);
-    watch(kAfterAttention, kBlocks, 0);
-    watch(kGated, kBlocks, 0);
-  }
-  __device__ __forceinline__ void talker() {
-    for (int index = 0; index < p.talker.layers; index++) layer<T>(index == 0, false);
-  }
-  __device__ __forceinline__ void codec_head() { watch(kAfterMlp, kBlocks, 0); }
-  __device__ __forceinline__ void adapter(const Pass&) {}
-  __device__ __forceinline__ void predictor(const Pass& pass) {
-    for (int index = 0; index < p.predictor.layers; index++)
-      layer<P>(index == 0, index == 0 && pass_mode(p, pass.position) == PassMode::kLookedUp);
-    if (!pass.drawn_group()) expected[kAfterMlp] += kBlocks;  // nobody reads the last layer's
-  }
-  __device__ __forceinline__ void lm_head(const Pass&) { watch(kAfterMlp, kBlocks, 0); }
-};
-
-// Tells the other blocks what this one has written.
-template <class Dims>
-struct Herald : WeightSteps {
-  using T = typename Dims::Talker;
-  using P = typename Dims::Predictor;
-  const FrameParams& p;
-  Handover& jobs;
-  Patience& patience;
-  const int block;
-
-  __device__ __forceinline__ void tell(VectorName name, int column) const {
-    add_release(p.batch.arrived + name * kGroupsOfBatch + column / kBatchGroup);
-  }
-  __device__ __forceinline__ void await() { jobs.await_full(patience); }
-  __device__ __forceinline__ void finish() {
-    mbarrier_arrive(jobs.empty + jobs.place * 8);
-    jobs.next();
-  }
-  __device__ __forceinline__ void groups(VectorName name) {
-    for (int first = 0; first < p.columns; first += kBatchGroup) await(), tell(name, first), finish();
-  }
-  __device__ __forceinline__ void spread() {
-    for (int column = block; column < p.columns; column += kBlocks) await(), tell(kInput, column), finish();
-  }
-  // at_once: columns of a job.
-  template <class S>
-  __device__ __forceinline__ void layer(int at_once) {
-    if (attends<S>(block))
-      for (int first = block % kShare; first < p.columns; first += at_once * kShare) {
-        await();
-        for (int i = 0; i < at_once; i++)
-          if (first + i * kShare < p.columns) tell(kAttended, first + i * kShare);
-        finish();
-      }
-    groups(kAfterAttention), groups(kGated), groups(kAfterMlp);
-  }
-  __device__ __forceinline__ void talker() {
-    spread();
-    for (int index = 0; index < p.talker.layers; index++) layer<T>(1);
-  }
-  __device__ __forceinline__ void codec_head() {}
-  __device__ __forceinline__ void adapter(const Pass&) {}
-  __device__ __forceinline__ void predictor(const Pass& pass) {
-    if (pass_mode(p, pass.position) != PassMode::kLookedUp) spread();
-    for (int index = 0; index < p.predictor.layers; index++) layer<P>(kWarps / kFrameWarps);
-  }
-  __device__ __forceinline__ void lm_head(const Pass&) {}
-};
-
-// A block's shared memory besides the rings.
-template <class Dims>
-struct BatchScratch {
-  using T = typename Dims::Talker;
-  using P = typename Dims::Predictor;
-  static constexpr int kRows = max_of(max_of(max_of(T::kGateUpRows, T::kQkvRows), max_of(P::kGateUpRows, P::kQkvRows)),
-                                      max_of(Dims::kHeadRows, Dims::kCodeRows));
-  static constexpr int kHiddenRows = max_of(T::kHiddenRows, P::kHiddenRows);
-  union {
-    alignas(16) float wide[kGroupTiles][partial_size(kRows)];  // partial sums: qkv, gate and up, heads
-    struct {
-      AttentionShares<T::kGroup> attention_shares[kShares];
-      float3 attention_parts[kSplits][T::kGroup][kHeadDim / 2];
+  arrive_at_cluster();  // the barriers may be told
+  const int columns = *a.columns, step = gridDim.y * Q::kChunk;
+  after_the_kernel_before();
+  // A chunk's input: of each share its tiles.
+  auto fetch = [&](int first) {
+    const int bytes = min(Q::kChunk, round_up(columns - first, kTileColumns)) / kTileColumns * V::kTileBytes;
+    mbarrier_expect(bars, Q::kShares * bytes);
+    for (int s = 0; s < Q::kShares; s++)
+      bulk_copy(input + s * Q::kShareInput,
+                a.vector + (first_share + s) * V::kShareBytes + first / kTileColumns * V::kTileBytes, bytes, bars);
+  };
+  int first = blockIdx.y * Q::kChunk;
+  if (tid == 0 && first < columns) fetch(first);
+  wait_for_cluster();
+  for (int turn = 0; first < columns; first += step, turn++) {
+    // Two buffers take turns: the cluster's barrier tells when all have read the one before.
+    const int buffer = Q::kSent + (turn & 1) * Q::kSentBytes, own = first + rank * Q::kOwnTiles * kTileColumns;
+    const uint32_t bar = bars + 8 + (turn & 1) * 8;
+    const int tiles = min(Q::kTiles, (columns - first + kTileColumns - 1) / kTileColumns),
+              own_tiles = min(Q::kOwnTiles, tiles - rank * Q::kOwnTiles);
+    // Of a block's tile, where a warp's sums of a share of K go.
+    auto place = [&](int block, int tile_of_block) {
+      return buffer + (((block * Q::kOwnTiles + tile_of_block) * kRowTiles + row_tile) * 32 + lane) * 16;
     };
-  };
-  union {
-    alignas(16) float narrow[kGroupTiles][partial_size(kHiddenRows)];  // o, down
-    Queries frame_queries[kWarps / kFrameWarps];
-  };
-  AttentionScratch attention;
-  DrawScratch draw;
-  float inverse[kBatchColumns];  // 1 / rms of each column behind the talker
-  int code[kBatchColumns];       // the last one of each column
-  float residual[kBatchColumns * kHiddenRows];
-  float hidden[kBatchColumns * T::kHiddenRows];  // as in Scratch
-};
-
-template <class Dims>
-struct BatchBlock {
-  BatchScratch<Dims>& s;
-  Ring ring;
-  Arrivals arrivals;
-  Handover jobs;
-  Patience patience;
-  const Exchange& x;
-  const Batch& batch;
-  uint32_t epoch;
-  int tid, warp, lane, block;
-  int columns;                   // of the launch
-  unsigned long long* stage_ns;  // as in Block
-  unsigned long long since;
-
-  __device__ __forceinline__ void mark(int stage) {
-    if (!kStageClock || stage_ns == nullptr) return;
-    const unsigned long long now = global_timer();
-    stage_ns[stage] += now - since;
-    since = now;
-  }
-  __device__ __forceinline__ void refresh() {
-    tid = thread_index(), block = block_index(), warp = tid / 32, lane = tid % 32;
-  }
-  // This warp has done its part of the herald's next job.
-  __device__ __forceinline__ void tell() {
-    __syncwarp();
-    if (lane == 0) {
-      jobs.await_empty(patience);
-      mbarrier_arrive(jobs.full + jobs.place * 8);
-    }
-    jobs.next();
-  }
-  // This lane's share of a tile of a vector.
-  template <int K, int Units>
-  __device__ __forceinline__ void ask(const uint8_t* vector, int column, uint4 (&unit)[Units]) const {
-    const uint8_t* from = vector + column / kTileColumns * VectorLayout<K>::kTileBytes + (warp * 32 + lane) * 16;
+    if (tid == 0 && own_tiles > 0) mbarrier_expect(bar, own_tiles * Q::kSplit * Q::kTileSums);
+    wait_for_copy(bars, turn & 1);
+    auto send_sum = [&](int t, const float4& sum) {
+      if (t >= tiles) return;
+      const int to = t / Q::kOwnTiles;
+      send(in_block(shared_address(memory) + place(rank, t % Q::kOwnTiles), to), sum, in_block(bar, to));
+    };
+#pragma unroll 1
+    for (int part = 0; part < tiles; part += 4) {
+      const uint32_t from = input + part * V::kTileBytes + group_share * Q::kShareInput;
+      float4 sum[4];
+      if (Q::kRounds > 1 && (turn || part)) load(0);
+      Q::multiply(weights, from, sum);
+      if constexpr (Q::kRounds > 1) {
+        float4 more[4];
+        load(1);
+        Q::multiply(weights, from + Q::kAtOnce * Q::kShareInput, more);
 #pragma unroll
-    for (int u = 0; u < Units; u++) unit[u] = __ldcg(reinterpret_cast<const uint4*>(from + u * kUnitBytes));
-  }
-  template <int K, bool Squares, int Units>
-  static __device__ __forceinline__ Input<kSteps<K>> input_of(const uint4 (&unit)[Units]) {
-    using V = VectorLayout<K>;
-    Input<kSteps<K>> in;
-#pragma unroll
-    for (int step = 0; step < kSteps<K>; step++) {
-      const uint4& v = unit[step / 2];
-      in.b[0][step] = step % 2 ? make_uint2(v.z, v.w) : make_uint2(v.x, v.y);
-    }
-    in.square[0] = 0.f;
-    if constexpr (Squares)
-#pragma unroll
-      for (int step = 0; step < kSteps<K>; step++) {
-        const uint4& v = unit[V::kValueUnits + step / 4];
-        in.square[0] += __uint_as_float(step % 4 == 0 ? v.x : step % 4 == 1 ? v.y : step % 4 == 2 ? v.z : v.w);
+        for (int t = 0; t < 4; t++) sum[t] = plus(sum[t], more[t]);
       }
-    return in;
-  }
-  // Packet p of a column's attention output.
-  template <class S>
-  __device__ __forceinline__ void publish_attended(int p, int column, uint32_t low, uint32_t high) {
-    *VectorLayout<S::kQ>::values(batch.vectors[kAttended], column, p) = make_uint2(low, high);
-  }
-};
-
-// Matvec::inverse_rms for a half-warp whose lanes all ask for the same column.
-template <int Rows, int K>
-__device__ __forceinline__ float inverse_rms_of(const float* partial, int column, int lane) {
-  using M = Matvec<Rows, K>;
-  static_assert(kWarps == 16);
-  float sum = partial[(lane % kWarps * kColumns + column) * M::kStride + Rows];
+      if constexpr (Q::kGroups == 1) {
 #pragma unroll
-  for (int other = 1; other < kWarps; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
-  return rsqrtf(sum * (1.f / K) + 1e-6f);
+        for (int t = 0; t < 4; t++) send_sum(part + t, sum[t]);
+      } else {
+        // Each group hands the other one half of the tiles, and adds up its own half. Two buffers take turns.
+        float4* const handed =
+            reinterpret_cast<float4*>(memory + Q::kHanded + part / 4 % 2 * 4 * Q::kTileSums) + row_tile * 32 + lane;
+        auto of = [&](int from_group, int t) -> float4& { return handed[(from_group * 2 + t) * kRowTiles * 32]; };
+#pragma unroll
+        for (int t = 0; t < 2; t++) of(group, t) = group ? sum[t] : sum[2 + t];
+        __syncthreads();
+#pragma unroll
+        for (int t = 0; t < 2; t++) send_sum(part + 2 * group + t, plus(group ? sum[2 + t] : sum[t], of(1 - group, t)));
+      }
+    }
+    __syncthreads();  // all are done with the input, and with the last turn
+    if (tid == 0 && first + step < columns) fetch(first + step);
+    if (own_tiles > 0) {
+      if constexpr (Finish::kNormed)
+        if (tid < Q::kOwnTiles * kTileColumns && own + tid < columns)
+          inverse[tid] = inverse_rms_of<K>(a.squares, own + tid);
+      wait_for_copy(bar, turn >> 1 & 1);
+      for (int t = group; t < own_tiles; t += Q::kGroups) {
+        float4 y[Q::kSplit];
+#pragma unroll
+        for (int r = 0; r < Q::kSplit; r++) y[r] = *reinterpret_cast<const float4*>(memory + place(r, t));
+        const float4 sum = sum_of_pairs(y);
+        float* const p = sums + (t * kTileColumns + lane % 4 * 2) * Q::kStride + row_tile * 16 + lane / 4;
+        p[0] = sum.x, p[Q::kStride] = sum.y, p[8] = sum.z, p[Q::kStride + 8] = sum.w;
+      }
+      __syncthreads();
+      constexpr int kItems = Q::kTileRows / 4;  // of a column
+      for (int item = tid; item < own_tiles * kTileColumns * kItems; item += Q::kThreads) {
+        const int of_own = item / kItems, row = item % kItems * 4, column = own + of_own;
+        // A residual's warps stay together, also behind the last column: what they store there nobody reads.
+        if (!Finish::kNormed || column < columns)
+          finish(*reinterpret_cast<const float4*>(sums + of_own * Q::kStride + row), column, tile * Q::kTileRows + row,
+                 Finish::kNormed ? inverse[of_own] : 1.f);
+      }
+    }
+    if (turn) wait_for_cluster();
+    arrive_at_cluster();  // the buffer has been read
+  }
+  if (blockIdx.y * Q::kChunk < columns) wait_for_cluster();
 }
 
-// What a compute thread does in each step of a frame (order.cuh).
-template <class Dims>
-struct BatchFrame : CodeRows<Dims> {
-  using T = typename Dims::Talker;
-  using P = typename Dims::Predictor;
-  static_assert(!Dims::kAdapter);
-  using CodeRows<Dims>::p;
-  BatchBlock<Dims>& b;
+// Scales of 4 neighbouring rows; 1 for bf16.
+template <bool Fp8>
+__device__ __forceinline__ float4 scales_of(const float* scales, int row) {
+  if constexpr (Fp8) return *reinterpret_cast<const float4*>(scales + row);
+  else return make_float4(1.f, 1.f, 1.f, 1.f);
+}
 
-  // Multiply this block's rows of a matrix by every group of a vector; columns behind the last one hold old values.
-  // finish(thread, first, partial): of a tile's sums, from column `first` on, by `Threads` threads. Told: the herald
-  // tells of each group.
-  template <int Rows, int K, bool Fp8, bool Squares, int Threads, bool Told, class Finish>
-  __device__ __forceinline__ void products(VectorName name, float* partial, Finish finish) {
-    using M = Matvec<Rows, K, Fp8>;
-    constexpr int kOf = kSteps<K>, kUnits = M::kTiles * (M::kTall ? kOf : (kOf + 1) / 2), kStages = M::part_stages(kOf);
-    static_assert(M::kParts == 1 && Threads % 32 == 0 && Threads * kGroupTiles <= kComputeThreads);
-    b.refresh();
-    uint4 weights[kStages][M::kStageUnits];
+// q, k and v.
+template <class S>
+struct QkvFinish {
+  static constexpr bool kNormed = true;
+  float* qkv;  // [columns][kQkv]
+  const float* scales;
+
+  __device__ __forceinline__ void operator()(const float4& sums, int column, int row, float inverse) const {
+    const float4 y = sums, scale = scales_of<S::kFp8>(scales, row);
+    *reinterpret_cast<float4*>(qkv + static_cast<size_t>(column) * S::kQkv + row) =
+        make_float4(y.x * inverse * scale.x, y.y * inverse * scale.y, y.z * inverse * scale.z, y.w * inverse * scale.w);
+  }
+};
+
+// A packet of a residual, ready for the next norm's matrix: see residual_packet.
+template <int K>
+__device__ __forceinline__ void publish_residual(const float4& h, const bf16* norm, uint8_t* vector, float* squares,
+                                                 int column, int row, int lane) {
+  const uint2 w = *reinterpret_cast<const uint2*>(norm + row);
+  VectorLayout<K>::store(
+      vector, column, row / 4,
+      make_uint2(pack2(h.x * low_bf16(w.x), h.y * high_bf16(w.x)), pack2(h.z * low_bf16(w.y), h.w * high_bf16(w.y))));
+  const float square = __fadd_rn(__fadd_rn(__fmul_rn(h.x, h.x), __fmul_rn(h.y, h.y)),
+                                 __fadd_rn(__fmul_rn(h.z, h.z), __fmul_rn(h.w, h.w)));
+  store_square<K>(squares, column, row / 4, square, lane);
+}
+
+// The residual plus a product.
+template <class S>
+struct ResidualFinish {
+  static constexpr bool kNormed = false;
+  float* residual;  // [columns][kHidden]
+  const float* scales;
+  const bf16* norm;
+  uint8_t* vector;
+  float* squares;
+
+  __device__ __forceinline__ void operator()(const float4& sums, int column, int row, float) const {
+    float4* const at = reinterpret_cast<float4*>(residual + static_cast<size_t>(column) * S::kHidden + row);
+    const float4 y = sums, scale = scales_of<S::kFp8>(scales, row);
+    float4 h = *at;
+    h.x += y.x * scale.x, h.y += y.y * scale.y, h.z += y.z * scale.z, h.w += y.w * scale.w;
+    *at = h;
+    publish_residual<S::kHidden>(h, norm, vector, squares, column, row, thread_index() % 32);
+  }
+};
+
+// 1.7B: from the talker's width to the code predictor's. inverse: of the talker's hidden states, or null.
+template <class P>
+struct AdapterFinish {
+  static constexpr bool kNormed = false;
+  const float *inverse, *bias;
+  float* residual;
+  const bf16* norm;
+  uint8_t* vector;
+  float* squares;
+
+  __device__ __forceinline__ void operator()(const float4& sums, int column, int row, float) const {
+    const float4 y = sums, b = *reinterpret_cast<const float4*>(bias + row);
+    const float scale = inverse ? inverse[column] : 1.f;
+    const float4 h =
+        make_float4(fmaf(y.x, scale, b.x), fmaf(y.y, scale, b.y), fmaf(y.z, scale, b.z), fmaf(y.w, scale, b.w));
+    *reinterpret_cast<float4*>(residual + static_cast<size_t>(column) * P::kHidden + row) = h;
+    publish_residual<P::kHidden>(h, norm, vector, squares, column, row, thread_index() % 32);
+  }
+};
+
+// SiLU(gate) * up, whose rows alternate.
+template <class S>
+struct GatedFinish {
+  static constexpr bool kNormed = true;
+  const float* scales;
+  uint8_t* vector;
+
+  __device__ __forceinline__ void operator()(const float4& sums, int column, int row, float inverse) const {
+    const float4 scale = scales_of<S::kFp8>(scales, row);
+    auto gated = [&](float gate_sum, float up_sum, float gate_scale, float up_scale) {
+      const float gate = gate_sum * inverse * gate_scale, up = up_sum * inverse * up_scale;
+      return gate / (1.f + __expf(-gate)) * up;
+    };
+    VectorLayout<S::kIntermediate>::store_gated(
+        vector, column, row / 2,
+        pack2(gated(sums.x, sums.y, scale.x, scale.y), gated(sums.z, sums.w, scale.z, scale.w)));
+  }
+};
+
+// Logits.
+template <class Dims, bool First, bool Fp8>
+struct LogitFinish {
+  static constexpr bool kNormed = true;
+  const FrameParams* params;
+  const float* scales;
+  int group;
+
+  __device__ __forceinline__ void operator()(const float4& sums, int column, int row, float inverse) const {
+    const FrameParams& p = *params;
+    const Column& c = p.batch.column[column];
+    const bool sample = (First ? c.draw0 : c.draw).sample;
+    const float4 four = sums, scale = scales_of<Fp8>(scales, row);
+    const float y[4] = {four.x, four.y, four.z, four.w}, s[4] = {scale.x, scale.y, scale.z, scale.w};
 #pragma unroll
-    for (int stage = 0; stage < kStages; stage++) b.ring.take(weights[stage], b.warp, b.lane, b.patience);
-    const uint8_t* const vector = b.batch.vectors[name];
-    constexpr int kInputUnits = VectorLayout<K>::units(Squares);
-    uint4 asked[kGroupTiles][kInputUnits];
-    b.arrivals.await(0, b.patience);
-#pragma unroll
-    for (int t = 0; t < kGroupTiles; t++) b.template ask<K>(vector, t * kTileColumns, asked[t]);
-    int turn = b.tid;  // others finish the next group
-#pragma unroll 1
-    for (int first = 0; first < b.columns; first += kBatchGroup) {
-      const int next = first + kBatchGroup;
-#pragma unroll
-      for (int t = 0; t < kGroupTiles; t++) {
-        M m;
-        const Input<kOf> in = b.template input_of<K, Squares>(asked[t]);
-#pragma unroll
-        for (int u = 0; u < kUnits; u++) {
-          const int step = u / M::kTiles * (M::kTall ? 1 : 2);
-          m.multiply(weights[u / M::kStageUnits][u % M::kStageUnits], in, u % M::kTiles, step, step);
-        }
-        m.square[0] = in.square[0];
-        if (next < b.columns) {
-          if (t == 0) b.arrivals.await(next / kBatchGroup, b.patience);
-          b.template ask<K>(vector, next + t * kTileColumns, asked[t]);
-        }
-        if (t == 0 && first) sync_compute<kComputeThreads>();  // all have read the sums of the last group
-        m.store(partial + t * partial_size(Rows), kTileColumns, b.warp, b.lane);
-      }
-      sync_compute<kComputeThreads>();
-      const int tile = turn / Threads, from = first + tile * kTileColumns;
-      if (tile < kGroupTiles && from < b.columns) finish(turn % Threads, from, partial + tile * partial_size(Rows));
-      turn = (turn + kComputeThreads - Threads * kGroupTiles) & (kComputeThreads - 1);
-      if constexpr (Told) b.tell();
-    }
-    b.arrivals.next();
-  }
-
-  // 1 / rms of a tile's column, for threads that finish `Rows` rows each.
-  template <int Rows, int K>
-  __device__ __forceinline__ float inverse_of_tile(const float* sums, int column) const {
-    if constexpr (Rows % kWarps == 0) return inverse_rms_of<Rows, K>(sums, column, b.lane);
-    else return Matvec<Rows, K>::inverse_rms(sums, column);
-  }
-
-  // Norm what comes into a stack's first layer, some columns a block. input(column, at): 4 values from `at` on.
-  template <class S, class Value>
-  __device__ __forceinline__ void spread(const bf16* norm, Value input) {
-    static_assert(S::kHidden / 4 <= kComputeThreads);
-    b.refresh();
-    for (int column = b.block; column < b.columns; column += kBlocks) {
-      const int packet = b.tid;
-      if (packet < S::kHidden / 4) {
-        float square = 0.f;
-        const uint2 values = normed(input(column, packet), norm + packet * 4, square);
-        *VectorLayout<S::kHidden>::values(b.batch.vectors[kInput], column, packet) = values;
-        *VectorLayout<S::kHidden>::square(b.batch.vectors[kInput], column, packet) = square;
-      }
-      b.tell();
-    }
-  }
-
-  // residual[row] of this block's rows of every column: of(column, row of all).
-  template <class S, class Value>
-  __device__ __forceinline__ void set_residual(float* residual, Value of) {
-    for (int i = b.tid; i < S::kHiddenRows * b.columns; i += kComputeThreads) {
-      const int row = b.block * S::kHiddenRows + i % S::kHiddenRows;
-      if (row < S::kHidden) residual[i] = of(i / S::kHiddenRows, row);
-    }
-  }
-
-  // Add a product [hidden] to the residual of a tile, and publish it for the next norm's matrix.
-  template <class S, int K, bool Fp8>
-  __device__ __forceinline__ void add_product(VectorName input, float* partial, VectorName name, const float* scales,
-                                              const bf16* norm) {
-    // A thread's row is the same one in every group.
-    const int own = thread_index() % S::kHiddenRows, row = block_index() * S::kHiddenRows + own;
-    const bf16 weight = norm[min(row, S::kHidden - 1)];
-    const float scale = scale_of<Fp8>(scales, row, S::kHidden);
-    products<S::kHiddenRows, K, Fp8, false, S::kHiddenRows * kTileColumns, true>(
-        input, partial, [&](int thread, int first, const float* sums) {
-          const int column = first + thread / S::kHiddenRows;
-          float h = 0.f, x = 0.f;
-          if (column < b.columns && row < S::kHidden) {
-            h = b.s.residual[column * S::kHiddenRows + own];
-            h += Matvec<S::kHiddenRows, 256>::sum(sums, own, thread / S::kHiddenRows) * scale;
-            b.s.residual[column * S::kHiddenRows + own] = h;
-            x = h * __bfloat162float(weight);
-          }
-          const uint3 packet = residual_packet(h, x);
-          if (thread % 4 || column >= b.columns || row >= S::kHidden) return;
-          *VectorLayout<S::kHidden>::values(b.batch.vectors[name], column, row / 4) = make_uint2(packet.x, packet.y);
-          *VectorLayout<S::kHidden>::square(b.batch.vectors[name], column, row / 4) = __uint_as_float(packet.z);
-        });
-  }
-
-  // attend(): publishes kAttended of every column. looked_up: q, k and v come from the tables.
-  template <class S, class Attend>
-  __device__ __forceinline__ void layer(const StackWeights& w, const float* all_scales, int index,
-                                        const bf16* next_norm, bool looked_up, Attend attend) {
-    const float* const scales = all_scales + (S::kFp8 ? index * S::kScales : 0);
-    float *const wide = b.s.wide[0], *const narrow = b.s.narrow[0];
-    if (!looked_up) {
-      using M = Matvec<S::kQkvRows, S::kHidden>;
-      products<S::kQkvRows, S::kHidden, S::kFp8, true, S::kQkvRows * kTileColumns, false>(
-          index ? kAfterMlp : kInput, wide, [&](int thread, int first, const float* sums) {
-            const int own = thread % S::kQkvRows, of_tile = thread / S::kQkvRows, row = b.block * S::kQkvRows + own,
-                      column = first + of_tile;
-            const float inverse = inverse_of_tile<S::kQkvRows, S::kHidden>(sums, of_tile);
-            if (column >= b.columns || row >= S::kQkv) return;
-            const float scale = scale_of<S::kFp8>(scales, row, S::kQkv);
-            const float y = M::sum(sums, own, of_tile) * inverse * scale;
-            publish(b.x.qkv + static_cast<size_t>(column) * S::kQkv + row, y, b.epoch);
-          });
-      b.mark(kQkv);
-    }
-    b.refresh();
-    attend();
-    sync_compute<kComputeThreads>();  // all are done with its scratch
-    b.mark(kAttention);
-    add_product<S, S::kQ, S::kFp8>(kAttended, narrow, kAfterAttention, scales + S::kQkv,
-                                   w.post_norm + index * S::kHidden);
-    b.mark(kO);
-    using Packets = MlpPackets<S>;
-    using M = Matvec<S::kGateUpRows, S::kHidden>;
-    products<S::kGateUpRows, S::kHidden, S::kFp8, true, Packets::kPackets * 8 * kTileColumns, true>(
-        kAfterAttention, wide, [&](int thread, int first, const float* sums) {
-          const int of_tile = thread / 8 / Packets::kPackets, packet = thread / 8 % Packets::kPackets,
-                    own = Packets::row(b, packet), column = first + of_tile;
-          const int gate_row = 2 * (b.block * S::kMlpRows + own);
-          const float* const gate_scales = scales + S::kQkv + S::kHidden;
-          const float gate_scale = scale_of<S::kFp8>(gate_scales, gate_row, 2 * S::kIntermediate);
-          const float up_scale = scale_of<S::kFp8>(gate_scales, gate_row + 1, 2 * S::kIntermediate);
-          const float inv = inverse_rms_of<S::kGateUpRows, S::kHidden>(sums, of_tile, b.lane);
-          const uint3 words =
-              Packets::gated(M::template sum_as<float2>(sums, 2 * own, of_tile), inv, gate_scale, up_scale);
-          const int at = b.block * Packets::kPackets + packet;
-          if (b.tid % 8 || column >= b.columns || at * kMlpPacket >= S::kIntermediate) return;
-          uint8_t* const vector = b.batch.vectors[kGated];
-          *VectorLayout<S::kIntermediate>::gated(vector, column, at, 0) = words.x;
-          *VectorLayout<S::kIntermediate>::gated(vector, column, at, 1) = words.y;
-          *VectorLayout<S::kIntermediate>::gated(vector, column, at, 2) = words.z;
-        });
-    b.mark(kGateUp);
-    add_product<S, S::kIntermediate, S::kFp8>(kGated, narrow, kAfterMlp,
-                                              scales + S::kQkv + S::kHidden + 2 * S::kIntermediate, next_norm);
-    b.mark(kDown);
-  }
-
-  __device__ __forceinline__ void resume() {}
-  __device__ __forceinline__ void begin_tables() {}
-  __device__ __forceinline__ void adapter(const Pass&) {}
-  __device__ __forceinline__ void end_pass(const Pass& pass) {
-    if (!pass.drawn_group()) sync_compute<kComputeThreads>();  // all are done with the residual
-  }
-
-  __device__ __forceinline__ void talker() {
-    spread<T>(p.talker.input_norm,
-              [&](int column, int packet) { return this->talker_input(b.batch.column[column], packet * 4); });
-    set_residual<T>(b.s.residual, [&](int column, int row) { return this->talker_value(b.batch.column[column], row); });
-    if (b.tid < kHeadDim)  // the zeros behind a column's own position
-      reinterpret_cast<uint32_t*>(b.s.attention.fresh[1])[b.tid] = 0;
-    for (int index = 0; index < p.talker.layers; index++) {
-      b.epoch = p.epoch + 1 + index;
-      const bool last = index + 1 == p.talker.layers;
-      layer<T>(p.talker, p.talker_scales, index, last ? p.talker.norm : p.talker.input_norm + (index + 1) * T::kHidden,
-               false, [&] {
-                 if (!attends<T>(b.block)) return;
-                 const int kv_head = b.block / kShare;
-                 for (int column = b.block % kShare; column < b.columns; column += kShare) {
-                   attend_pages<T>(b, p.talker, index, {kv_head, column, 0, 1}, b.batch.column,
-                                   layer_kv<T>(p, index, kv_head), page_stride<T>(p));
-                   b.tell();
-                 }
-               });
-    }
-  }
-
-  // From a head's sums to a code of each column, in s.code.
-  template <int Rows, int K, bool Fp8, int N>
-  __device__ __forceinline__ void choose(int group, const float* scales) {
-    using M = Matvec<Rows, K>;
-    products<Rows, K, Fp8, true, Rows * kTileColumns, false>(
-        kAfterMlp, b.s.wide[0], [&](int thread, int first, const float* sums) {
-          const int own = thread % Rows, of_tile = thread / Rows, id = b.block * Rows + own, column = first + of_tile;
-          const float inverse = inverse_of_tile<Rows, K>(sums, of_tile);
-          if (column >= b.columns) return;
-          if (group == 0 && own < T::kHiddenRows) {
-            b.s.inverse[column] = inverse;
-            const int row = b.block * T::kHiddenRows + own;
-            if (row < T::kHidden) {
-              const int i = column * T::kHiddenRows + own;
-              const float h = b.s.residual[i] * inverse * __bfloat162float(p.talker.norm[row]);
-              b.s.hidden[i] = h;
-              if (p.hidden_out) p.hidden_out[column * T::kHidden + row] = h;
-            }
-          }
-          if (id >= N) return;
-          const Column& c = b.batch.column[column];
-          const float scale = scale_of<Fp8>(scales, id, N);
-          const float noise = (group ? c.draw : c.draw0).sample ? gumbel(c.seed, c.frame, group, id) : 0.f;
-          this->publish_logit(b, c, column, group, id, M::sum(sums, own, of_tile) * inverse * scale, noise);
-        });
-    b.mark(kHead);
-    b.refresh();
-    for (int column = b.block; column < b.columns; column += kBlocks) {
-      const Column& c = b.batch.column[column];
-      Candidates<N> candidates;
-      candidates.await(b, b.x.logits + static_cast<size_t>(column) * Dims::kCodecVocab);
-      auto prefetch = [&](int code) { this->prefetch(b, group, code); };
-      const int code = draw(b, candidates, group ? c.draw : c.draw0, prefetch);
-      prefetch(code);
-      if (b.tid == 0) {
-        publish(b.x.drawn + column, __int_as_float(code), b.epoch);
-        this->keep(c, column, group, code);
-      }
-      sync_compute<kComputeThreads>();  // all are done with the draw's scratch
-    }
-    for (int column = b.tid; column < b.columns; column += kComputeThreads) {
-      uint2 r;
-      uint32_t polls = 0;
-      do r = load_relaxed8(b.x.drawn + column);
-      while (r.y != b.epoch && !b.patience.spent(polls));
-      b.s.code[column] = min(r.x, static_cast<uint32_t>(N - 1));
-    }
-    sync_compute<kComputeThreads>();
-    b.mark(kDraw);
-  }
-  __device__ __forceinline__ void codec_head() {
-    static_assert(T::kHiddenRows <= Dims::kHeadRows);
-    choose<Dims::kHeadRows, T::kHidden, kFp8CodecHead, Dims::kCodecVocab>(0, p.codec_head_scales);
-    if (b.stage_ns) b.stage_ns += kStages;
-  }
-  __device__ __forceinline__ void lm_head(const Pass& pass) {
-    const int group = pass.drawn_group();
-    choose<Dims::kCodeRows, P::kHidden, kFp8LmHeads, Dims::kCodes>(group,
-                                                                   p.lm_head_scales + (group - 1) * Dims::kCodes);
-  }
-
-  // Four warps a column; each awaits a head, then does a quarter of the dims.
-  __device__ __forceinline__ void attend_frames(const Pass& pass, int index, bool looked_up) {
-    constexpr int kAtOnce = kWarps / kFrameWarps;
-    static_assert(P::kGroup + 2 == kFrameWarps);
-    if (!attends<P>(b.block)) return;
-    const int of_block = b.warp / kFrameWarps, number = b.warp % kFrameWarps, kv_head = b.block / kShare;
-    Queries& queries = b.s.frame_queries[of_block];
-    for (int first = b.block % kShare; first < b.columns; first += kAtOnce * kShare) {
-      const int column = first + of_block * kShare;
-      if (column < b.columns) {
-        auto* const kv = reinterpret_cast<bf16(*)[kGroups][kHeadDim]>(b.batch.frame_kv) +
-                         ((static_cast<size_t>(kv_head) * kBatchColumns + column) * P::kMaxLayers + index) * 2;
-        const int kv_index = number - P::kGroup;
-        const int head = kv_index < 0 ? kv_head * P::kGroup + number : P::kHeads + kv_index * P::kKvHeads + kv_head;
-        uint2 high, low{};
-        if (looked_up) {
-          const uint2* const dims =
-              reinterpret_cast<const uint2*>(this->table_heads(pass.last_group(), b.s.code[column]) + head * kHeadDim) +
-              b.lane;
-          high = *dims;
-          if (kv_index < 0) low = dims[P::kQkv / 4];
-        } else {
-          const LaneDims x = await_head<P>(b, p.predictor, index, head, column, pass.position);
-          high = rounded(x);
-          if (kv_index < 0) low = rest_of(x, high);
-        }
-        if (kv_index < 0) store_query(queries, number, high, low, b.lane);
-        else store_dims(kv[kv_index][pass.position], high, b.lane, unit_place(pass.position, b.lane / 2));
-        sync_frame(of_block);
-        weigh_frame<P>(b, queries, Assignment{kv_head, column, 0, 1}, column, false, 1, pass.position, kv, number);
-        sync_frame(of_block);
-      }
-      b.tell();
-    }
-  }
-
-  __device__ __forceinline__ void predictor(const Pass& pass) {
-    const bool looked_up = pass_mode(p, pass.position) == PassMode::kLookedUp;
-    const int group = pass.last_group();
-    b.refresh();
-    if (!looked_up)
-      spread<P>(p.predictor.input_norm, [&](int column, int packet) {
-        if (pass.position)
-          return widened(*reinterpret_cast<const uint2*>(this->embedding(group, b.s.code[column]) + packet * 4), 1.f);
-        const uint2* const h = VectorLayout<T::kHidden>::values(b.batch.vectors[kAfterMlp], column, packet);
-        return widened(__ldcg(h), b.s.inverse[column]);
-      });
-    set_residual<P>(b.s.residual, [&](int column, int row) {
-      const int i = column * T::kHiddenRows + row % T::kHiddenRows;
-      if (pass.position == 0) return b.s.hidden[i];
-      const float part = __bfloat162float(this->embedding(group, b.s.code[column])[row]);
-      b.s.hidden[i] = group ? b.s.hidden[i] + part : part;
-      return part;
-    });
-    for (int index = 0; index < p.predictor.layers; index++) {
-      b.epoch++;
-      const bool first = index == 0, last = index + 1 == p.predictor.layers;
-      layer<P>(p.predictor, p.predictor_scales, index,
-               last ? p.predictor.norm : p.predictor.input_norm + (index + 1) * P::kHidden, looked_up && first,
-               [&] { attend_frames(pass, index, looked_up && first); });
-    }
-  }
-
-  // The sum of the embeddings of all codes, plus a row of text.
-  __device__ __forceinline__ void next_input() {
-    set_residual<T>(b.s.residual, [&](int column, int row) {
-      const Column& c = b.batch.column[column];
-      const int i = column * T::kHiddenRows + row % T::kHiddenRows;
-      const float part = __bfloat162float(this->embedding(kGroups - 1, b.s.code[column])[row]);
-      c.next_row[row] = b.s.hidden[i] + part + __bfloat162float(c.text_row[row]);
-      return 0.f;
-    });
+    for (int i = 0; i < 4; i++)
+      CodeRows<Dims>{p}.publish_logit(p, c, column, First ? 0 : group, row + i, y[i] * inverse * s[i],
+                                      sample ? gumbel(c.seed, c.frame, First ? 0 : group, row + i) : 0.f);
   }
 };
 

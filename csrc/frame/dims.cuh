@@ -44,13 +44,7 @@ constexpr bool kWide = true;  // frame_wide.cu
 #else
 constexpr bool kWide = false;
 #endif
-#ifdef QMK_BATCH
-constexpr bool kBatch = true;  // frame_batch.cu: works on tiles of 8 columns
-#else
-constexpr bool kBatch = false;
-#endif
-constexpr int kBatchColumns = QMK_BATCH_COLUMNS;  // of a launch of many columns, at most; 0: there is no such kernel
-constexpr int kBatchGroup = 16;                   // columns of it that are multiplied together
+constexpr int kBatchColumns = QMK_BATCH_COLUMNS;  // of a launch of many columns, at most; 0: there are none
 constexpr int kNarrowColumns = QMK_COLUMNS, kWideColumns = QMK_WIDE_COLUMNS;  // 0: there is no wide kernel
 // Of a launch of this kernel, at most; even, because a lane stores two at a time.
 constexpr int kColumns = kWide ? kWideColumns : kNarrowColumns;
@@ -58,7 +52,7 @@ constexpr int kColumnTiles = (kColumns + 7) / 8;  // an mma takes 8
 static_assert(kColumns % 2 == 0 && kColumns >= 2 && kColumnTiles == (kWide ? 2 : 1));
 constexpr int kMostColumns = kWideColumns ? kWideColumns : kNarrowColumns;  // of any launch
 // Is there room for the code predictor's keys and values?
-constexpr bool kFrameKvShared = kSharedBytes > 200 * 1024 && !kWide && !kBatch;
+constexpr bool kFrameKvShared = kSharedBytes > 200 * 1024 && !kWide;
 constexpr int kSplitLog = 6;  // of a talker's context: positions of a split, at least, as a power of two
 
 // The weights' ribbon. A unit is one 16-byte fragment per compute lane; matrices fill pairs of units. Fewer, larger

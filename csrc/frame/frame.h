@@ -2,6 +2,8 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <vector>
+
 #include "params.h"
 
 namespace qmk {
@@ -17,10 +19,26 @@ cudaError_t prepare_frame(int talker_hidden, int* resident_blocks);
 template <bool Wide>
 cudaError_t launch_frame(int talker_hidden, const FrameParams& params, cudaStream_t stream);
 
-// The same of up to kBatchColumns sequences, from p.batch.column on (frame_batch.cu). cudaErrorInvalidValue: the kernel
-// has no room for a model of this width.
-cudaError_t prepare_batch(int talker_hidden);
-cudaError_t launch_batch(int talker_hidden, const FrameParams& params, cudaStream_t stream);
+// The same of up to kBatchColumns sequences, as CUDA graphs (frame_batch.cu).
+class BatchGraphs {
+ public:
+  BatchGraphs() = default;
+  ~BatchGraphs() {
+    for (cudaGraphExec_t graph : graphs_) cudaGraphExecDestroy(graph);
+  }
+  BatchGraphs(const BatchGraphs&) = delete;
+  BatchGraphs& operator=(const BatchGraphs&) = delete;
+
+  // Record the graphs for launches of up to `columns` sequences. p: what is the same in all launches; on_gpu: where
+  // each one's parameters will be.
+  cudaError_t record(int talker_hidden, int columns, const FrameParams& p, const FrameParams* on_gpu);
+  // One frame of so many sequences.
+  cudaError_t launch(int columns, cudaStream_t stream) const;
+
+ private:
+  static constexpr int kStep = 32;  // columns between two graphs
+  std::vector<cudaGraphExec_t> graphs_;
+};
 
 template <>
 cudaError_t prepare_frame<false>(int talker_hidden, int* resident_blocks);

@@ -1,6 +1,7 @@
 // The frame kernel for Python: checks every tensor, keeps the slots' counters, fills FrameParams, launches.
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
@@ -77,8 +78,6 @@ class Launcher {
             packets("x.h_mlp"), packets("x.adapted"), packets("x.logits"), tagged("x.drawn")};
     p_.kv = data<qmk::bf16>("kv", torch::kBFloat16);
     p_.frame_kv = data<qmk::bf16>("frame_kv", torch::kBFloat16);
-    if constexpr (qmk::kBatchColumns > 0)
-      if (columns_ > qmk::kMostColumns) prepare_batch();
     p_.eos_id = static_cast<int>(settings.at("eos_id"));
     p_.first_suppressed_id = static_cast<int>(settings.at("first_suppressed_id"));
     p_.min_frames = static_cast<int>(settings.at("min_frames"));
@@ -98,6 +97,8 @@ class Launcher {
     fault_ = torch::zeros({1}, pinned);
     p_.fault = reinterpret_cast<uint32_t*>(fault_.data_ptr());
     for (auto& event : done_) check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    if constexpr (qmk::kBatchColumns > 0)
+      if (columns_ > qmk::kMostColumns) prepare_batch();
   }
   ~Launcher() {
     for (auto& event : done_) cudaEventDestroy(event);
@@ -227,7 +228,8 @@ class Launcher {
     p.columns = 0, p.talked = 1;
     const bool many = static_cast<int>(slots.size()) > qmk::kMostColumns;
     const int i = launched_ % qmk::kLaunchesAhead;
-    qmk::Column* const columns = many ? reinterpret_cast<qmk::Column*>(staged_[i].data_ptr()) : p.column;
+    qmk::Column* const columns =
+        many ? reinterpret_cast<qmk::Column*>(staged_[i].data_ptr<uint8_t>() + kColumnsAt) : p.column;
     for (auto slot : slots) {
       Slot& s = at(slot);
       qmk::Column& c = columns[p.columns++] = s.column;
@@ -240,10 +242,10 @@ class Launcher {
       s.column.position++, s.column.frame++, s.column.input_id = qmk::kPrecomputed, s.talked = false;
     }
     if (p.columns > qmk::kNarrowColumns) p.predictor_pace = wide_pace_;
-    if (many) send_columns(p, i);
+    if (many) p.talked = 0;
     p.codes = codes_.data_ptr<int>() + i * columns_ * qmk::kResultWords;
     for (int column = 0; column < p.columns; column++) p.codes[column * qmk::kResultWords + qmk::kGroups] = 0;
-    launch(p, p.talker.layers + qmk::kGroups * p.predictor.layers);
+    launch(p, many ? 0 : p.talker.layers + qmk::kGroups * p.predictor.layers);
     const c10::cuda::CUDAGuard guard(device_);
     check_cuda(cudaEventRecord(done_[i], c10::cuda::getCurrentCUDAStream(device_.index())));
     launched_++;
@@ -281,29 +283,33 @@ class Launcher {
   void prepare_batch() {
     TORCH_CHECK(columns_ <= qmk::kBatchColumns,
                 message("a launch takes at most ", qmk::kBatchColumns, " columns, got ", columns_));
-    check_cuda(qmk::prepare_batch(static_cast<int>(hidden_)));
-    const char* const names[qmk::kVectors] = {"batch.input", "batch.attended", "batch.after_attention", "batch.gated",
-                                              "batch.after_mlp"};
-    for (int i = 0; i < qmk::kVectors; i++) p_.batch.vectors[i] = data<uint8_t>(names[i], torch::kUInt8);
+    const char* const names[qmk::kVectors] = {"input", "attended", "after_attention", "gated", "after_mlp"};
+    for (int i = 0; i < qmk::kVectors; i++) {
+      const std::string name = std::string("batch.") + names[i];
+      p_.batch.vectors[i] = data<uint8_t>(name, torch::kUInt8);
+      if (tensors_.count(name + "_squares")) p_.batch.squares[i] = data<float>(name + "_squares", torch::kFloat32);
+    }
+    p_.batch.qkv = data<float>("batch.qkv", torch::kFloat32);
+    p_.batch.residual = data<float>("batch.residual", torch::kFloat32);
+    p_.batch.hidden = data<float>("batch.hidden", torch::kFloat32);
+    p_.batch.inverse = data<float>("batch.inverse", torch::kFloat32);
+    p_.batch.code = data<int>("batch.code", torch::kInt32);
     p_.batch.frame_kv = data<qmk::bf16>("batch.frame_kv", torch::kBFloat16);
-    const int64_t bytes = qmk::kBatchColumns * static_cast<int64_t>(sizeof(qmk::Column));
+    const int64_t bytes = kColumnsAt + columns_ * static_cast<int64_t>(sizeof(qmk::Column));
     const auto host = torch::TensorOptions().dtype(torch::kUInt8).pinned_memory(true);
     staged_ = torch::zeros({qmk::kLaunchesAhead, bytes}, host);
-    sent_ = torch::zeros({qmk::kLaunchesAhead, bytes}, host.pinned_memory(false).device(device_));
-    arrived_ =
-        torch::zeros({qmk::kVectors * qmk::kBatchColumns / qmk::kBatchGroup}, sent_.options().dtype(torch::kInt32));
-    p_.batch.arrived = reinterpret_cast<uint32_t*>(arrived_.data_ptr());
+    sent_ = torch::zeros({bytes}, host.pinned_memory(false).device(device_));
+    p_.batch.column = reinterpret_cast<const qmk::Column*>(sent_.data_ptr<uint8_t>() + kColumnsAt);
+    check_cuda(graphs_.record(static_cast<int>(hidden_), columns_, p_,
+                              reinterpret_cast<const qmk::FrameParams*>(sent_.data_ptr())));
   }
-  // More columns than a kernel's arguments hold.
-  void send_columns(qmk::FrameParams& p, int i) {
-    const c10::cuda::CUDAGuard guard(device_);
-    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device_.index());
-    check_cuda(cudaMemcpyAsync(sent_[i].data_ptr(), staged_[i].data_ptr(), p.columns * sizeof(qmk::Column),
+  // Parameters and columns of a launch of many go to the GPU's memory: a graph's kernels find them at one place.
+  cudaError_t launch_batch(const qmk::FrameParams& p, cudaStream_t stream) const {
+    uint8_t* const staged = staged_[launched_ % qmk::kLaunchesAhead].data_ptr<uint8_t>();
+    std::memcpy(staged, &p, sizeof(p));
+    check_cuda(cudaMemcpyAsync(sent_.data_ptr(), staged, kColumnsAt + p.columns * sizeof(qmk::Column),
                                cudaMemcpyHostToDevice, stream));
-    check_cuda(cudaMemsetAsync(p.batch.arrived, 0, arrived_.nbytes(), stream));
-    p.batch.column = reinterpret_cast<const qmk::Column*>(sent_[i].data_ptr());
-    p.talked = 0;
-    p.talker_pace = p.predictor_pace = {1 << 10, 0};
+    return graphs_.launch(p.columns, stream);
   }
   // Clock cycles between two copies of a block, at `rate` times the speed at which memory can serve all blocks. The
   // rate is above 1, because a producer also stands still while its ring is full.
@@ -374,7 +380,7 @@ class Launcher {
   cudaError_t launch(const qmk::FrameParams& p, cudaStream_t stream) const {
     const int talker_hidden = static_cast<int>(hidden_);
     if constexpr (qmk::kBatchColumns > 0) {
-      if (p.columns > qmk::kMostColumns) return qmk::launch_batch(talker_hidden, p, stream);
+      if (p.columns > qmk::kMostColumns) return launch_batch(p, stream);
     }
     if constexpr (qmk::kWideColumns > 0) {
       if (p.columns > qmk::kNarrowColumns) return qmk::launch_frame<true>(talker_hidden, p, stream);
@@ -394,7 +400,10 @@ class Launcher {
   std::vector<Slot> slots_;
   c10::Device device_{c10::kCPU};
   torch::Tensor codes_, fault_;
-  torch::Tensor staged_, sent_, arrived_;  // columns of launches of many, on the host and on the GPU; Batch::arrived
+  // Of launches of many: parameters, then columns, on the host and on the GPU.
+  static constexpr int64_t kColumnsAt = (sizeof(qmk::FrameParams) + 127) / 128 * 128;
+  torch::Tensor staged_, sent_;
+  qmk::BatchGraphs graphs_;
   std::array<torch::Tensor, 3> observed_;
   std::array<cudaEvent_t, qmk::kLaunchesAhead> done_{};
   int64_t launched_ = 0, collected_ = 0, epoch_ = 0;

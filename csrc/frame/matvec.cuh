@@ -37,6 +37,9 @@ constexpr int partial_size(int rows) { return kWarps * kColumns * partial_stride
 
 __device__ __forceinline__ float plus(float a, float b) { return a + b; }
 __device__ __forceinline__ float2 plus(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
+__device__ __forceinline__ float4 plus(float4 a, float4 b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
 
 template <int Rows, int K, bool Fp8 = false>
 struct Matvec {

@@ -45,7 +45,7 @@ __device__ __forceinline__ void run_frame(const FrameParams& p, Steps& steps) {
   }
   for (int position = p.tables.fill ? p.tables.position : 0; position < kGroups;) {
     // The first two positions share a pass where the columns suffice.
-    const bool shared = !kWide && !kBatch && position == 0 && 2 * p.columns <= kColumns;
+    const bool shared = !kWide && position == 0 && 2 * p.columns <= kColumns;
     const Pass pass{position, shared ? 2 : 1};
     if constexpr (Dims::kAdapter)
       if (pass_mode(p, pass.position) != PassMode::kLookedUp) steps.adapter(pass);

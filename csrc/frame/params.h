@@ -94,12 +94,17 @@ struct Pace {
   uint32_t cycles;  // between two copies of kCopyBytes
 };
 
-// What a launch of many columns has besides (batch.cuh). A vector holds the mma's B operand, 8 columns a tile.
+// What a launch of many columns has besides (batch.cuh). A vector holds mma's B operand.
 struct Batch {
   const Column* column;  // [columns]
   uint8_t* vectors[kVectors];
-  uint32_t* arrived;  // [kVectors][kBatchColumns / kBatchGroup] who has written a group, counted from the launch on
-  bf16* frame_kv;     // [predictor kv heads][kBatchColumns][layers][2][kGroups][head_dim]
+  float* squares[kVectors];  // [columns][kComputeWarps] of a residual's values, or null
+  float* qkv;                // [columns][q + 2 kv]
+  float* residual;           // [columns][hidden] of the stack at work
+  float* hidden;             // [columns][hidden] of the talker; then the sum of the embeddings so far
+  float* inverse;            // [columns] 1 / rms of each behind the talker
+  int* code;                 // [columns] code 0
+  bf16* frame_kv;            // [predictor kv heads][kBatchColumns][layers][2][kGroups][head_dim]
 };
 
 struct FrameParams {

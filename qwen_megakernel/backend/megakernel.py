@@ -1,7 +1,7 @@
 """MegakernelFrameDecoder: has the weights packed, owns the device buffers, launches one kernel per frame.
 
 The kernel itself is csrc/frame/ (start with layer.cuh). One launch is a frame of up to 8 sequences, or as many rows of
-a prompt. A wide kernel takes up to 16, and one for many sequences up to 256. Cards with less shared memory take fewer
+a prompt. A wide kernel takes up to 16, and CUDA graphs of kernels up to 256. Cards with less shared memory take fewer
 (targets.py, TARGETS).
 """
 
@@ -102,7 +102,7 @@ def _make_exchange(
     config: TalkerConfig, columns: int, many: int, blocks: int, device: torch.device
 ) -> dict[str, Tensor]:
     """The memory through which blocks of a launch exchange vectors (csrc/frame/params.h, `Exchange`). `many`: columns
-    of the widest launch, which uses two of them."""
+    of the widest launch, which uses the logits."""
     stacks = (config.stack, config.code_predictor.stack)
     heads, hidden = max(s.num_heads for s in stacks), max(s.hidden_size for s in stacks)
     mlp = max(padded_mlp(s.intermediate_size) for s in stacks)
@@ -117,7 +117,7 @@ def _make_exchange(
         "x.logits": 4 * config.vocab_size,
         "x.drawn": 2 * blocks,
     }
-    rows = {name: max(columns, many) if name in ("x.qkv", "x.logits") else columns for name in words}
+    rows = {name: columns for name in words} | {"x.logits": max(columns, many)}
     return {name: torch.zeros(rows[name] * n, dtype=torch.int32, device=device) for name, n in words.items()}
 
 
@@ -126,30 +126,33 @@ def _columns(config: TalkerConfig, slots: int, extension: ModuleType) -> int:
     few, most = int(extension.COLUMNS), int(extension.MOST_COLUMNS)
     if slots <= few:
         return few
-    # The kernel for many columns keeps a block's share of a matrix in registers, which have no room for 1.7B's.
-    many = extension.BATCH_COLUMNS if config.stack.hidden_size == config.code_predictor.stack.hidden_size else 0
-    return max(most, min(slots, many))
+    return max(most, min(slots, int(extension.BATCH_COLUMNS)))
 
 
 def _make_batch(config: TalkerConfig, columns: int, device: torch.device) -> dict[str, Tensor]:
-    """The vectors of launches of many columns, and the code predictor's keys and values (csrc/frame/params.h, `Batch`).
-    A lane of 16 bytes holds two steps of a product, or the squares of four."""
-    stacks = (config.stack, config.code_predictor.stack)
+    """What launches of many columns hand from kernel to kernel (csrc/frame/params.h, `Batch`)."""
+    talker, predictor = stacks = (config.stack, config.code_predictor.stack)
+    hidden = max(s.hidden_size for s in stacks)
 
     def vector(values: int) -> Tensor:
-        steps = values // (COMPUTE_WARPS * 16)
-        units = -(-steps // 2) + -(-steps // 4)
-        return torch.zeros(columns // 8 * units * COMPUTE_WARPS * 32 * 16, dtype=torch.uint8, device=device)
+        units = -(-values // (COMPUTE_WARPS * 32))  # of 16 bytes a lane: two steps of a product
+        return torch.zeros(COMPUTE_WARPS * columns // 8 * units * 32 * 16, dtype=torch.uint8, device=device)
 
-    hidden = max(s.hidden_size for s in stacks)
-    small, layers = config.code_predictor.stack, DIMS[config.stack.hidden_size][1][4]
-    shape = (small.num_kv_heads, columns, layers, 2, GROUPS, HEAD_DIM)
+    def floats(*shape: int) -> Tensor:
+        return torch.zeros(columns, *shape, device=device)
+
+    residuals = ("batch.input", "batch.after_attention", "batch.after_mlp")
+    shape = (predictor.num_kv_heads, columns, DIMS[talker.hidden_size][1][4], 2, GROUPS, HEAD_DIM)
     return {
-        "batch.input": vector(hidden),
+        **{name: vector(hidden) for name in residuals},
+        **{f"{name}_squares": floats(COMPUTE_WARPS) for name in residuals},
         "batch.attended": vector(max(s.num_heads for s in stacks) * HEAD_DIM),
-        "batch.after_attention": vector(hidden),
         "batch.gated": vector(max(padded_mlp(s.intermediate_size) for s in stacks)),
-        "batch.after_mlp": vector(hidden),
+        "batch.qkv": floats(max(s.num_heads + 2 * s.num_kv_heads for s in stacks) * HEAD_DIM),
+        "batch.residual": floats(hidden),
+        "batch.hidden": floats(talker.hidden_size),
+        "batch.inverse": floats(),
+        "batch.code": torch.zeros(columns, dtype=torch.int32, device=device),
         "batch.frame_kv": torch.zeros(shape, dtype=torch.bfloat16, device=device),
     }
 

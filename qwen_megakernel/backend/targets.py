@@ -34,8 +34,8 @@ class Target:
 
     @property
     def batch(self) -> int:
-        """Sequences of a launch of the kernel for many; 0: there is none."""
-        return 256 if self.wide else 0
+        """Sequences of a launch of the graphs for many; 0: there are none. Their products are Hopper's wgmma."""
+        return 256 if self.wide and self.arch == "90a" else 0
 
     @property
     def defines(self) -> tuple[str, ...]:

@@ -82,9 +82,9 @@ class Scheduler:
         the most urgent first. `computed`: sequences in the launches on the device."""
         if computed and ready and self._better_wait(ready, computed, now):
             return []
-        # Who has heard nothing yet does not wait for a launch of hundreds, unless its first chunk is long.
-        first = any(s.output.runs_out is None and s.launched < LONG_CHUNK for s in ready)
-        quick = first or len(ready) <= 2 * self._narrow
+        # Who lacks frames of the first chunk does not wait for a launch of hundreds, unless that chunk is long.
+        first = any(not s.given and s.launched < LONG_CHUNK for s in ready)
+        quick = first or 2 * len(ready) <= 3 * self._narrow  # in one launch, 24 take as long as in two
         return ready[: self._narrow if quick else self._width]
 
     def _better_wait(self, ready: list[SpeechSequence], computed: list[SpeechSequence], now: float) -> bool:
