@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
+import torch
 from common import about, commit, free_port, machine, positive, wait_until_ready
 from measure_listeners import WAYS, crowd, live
 from measure_load import FRAMES
@@ -30,7 +31,7 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.backend.interfaces import LoadedModel
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.server import app, process
-from qwen_megakernel.server.fronts import serve as fronts
+from qwen_megakernel.server.fronts.serve import Fronts
 from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.trust.selection import resolve
 
@@ -76,9 +77,10 @@ def load(slower: float) -> TTSEngine:
 
 
 def serve(count: int, port: int, slower: int) -> None:
+    torch.set_num_threads(1)  # prompts are built on the CPU here; threads that wait for each other would count
     listener = process.bind("127.0.0.1", port)
     if count:
-        fronts.serve(partial(load, slower), ServerOptions(), model="demo", config=None, listener=listener, count=count)
+        Fronts(partial(load, slower), ServerOptions(), model="demo", config=None, count=count).serve(listener)
     else:
         app.serve(app.make_app(partial(load, slower), ServerOptions(), model="demo"), listener)
 

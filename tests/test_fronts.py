@@ -35,12 +35,13 @@ from serving import (
 )
 from waiting import free_port, run_all
 
-from qwen_megakernel import EngineBusy, EngineDied, Voice, cli
+from qwen_megakernel import BackendError, EngineBusy, EngineDied, Voice, cli
 from qwen_megakernel.errors import TextError
 from qwen_megakernel.server.fronts import wire
 from qwen_megakernel.server.fronts.wire import Frames, Kind
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.openai.bodies import SPEECH
+from qwen_megakernel.server.process import bind
 from spoken_text.spoken_text import SpokenText
 
 WORDS = "hello there how are you today and now for something else good morning".split()
@@ -237,7 +238,7 @@ class Processes:
     """`serve --front-processes 2` as a user starts it."""
 
     def __init__(self, folder: Path):
-        port = free_port()
+        self.port = port = free_port()
         self.url, self.log = f"http://127.0.0.1:{port}", folder / "log"
         sizes = ["--max-streams", "4", "--max-positions", "512", "--queue-timeout", str(PATIENCE_S)]
         options = ["--model", "demo", "--device", "cpu", "--port", str(port), *sizes, "--front-processes", "2"]
@@ -287,6 +288,8 @@ def test_a_killed_front_is_replaced_and_sigterm_lets_speech_end(processes):
     alone = post(processes.url + SPEECH, json={"model": "demo", "input": TEXT, "response_format": "pcm", "seed": 5})
     before = processes.fronts()
     assert len(before) == 2 and alone.status_code == 200
+    with pytest.raises(BackendError, match="in use"):  # so no second server gets a part of the callers
+        bind("127.0.0.1", processes.port)
     with processes.streaming() as response:
         chunks = response.iter_raw()
         next(chunks)

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.config import ModelConfig
@@ -22,7 +23,7 @@ _MOST_FRONTS = 64
 def serve(args: argparse.Namespace) -> int:
     try:
         from qwen_megakernel.server import app as http
-        from qwen_megakernel.server.fronts import serve as fronts
+        from qwen_megakernel.server.fronts.serve import Fronts
     except ModuleNotFoundError as error:
         raise BackendError(f"serving needs {error.name}: in the checkout, pip install -e '.[serve]'") from None
     if args.token is not None and not args.token.strip():
@@ -43,13 +44,13 @@ def serve(args: argparse.Namespace) -> int:
         words = "--allow-upload needs --front-processes 0: only one front process would know a new voice"
         raise RequestError(f"{words}. Put voices into --voices, or let requests bring them with --allow-clone")
     options = server_options(args, "serve", token=token)
-    app = None if args.front_processes else http.make_app(load, options, model=name, config=config)
+    if args.front_processes:
+        run = Fronts(load, options, model=name, config=config, count=args.front_processes).serve
+    else:
+        run = partial(http.serve, http.make_app(load, options, model=name, config=config))
     listener = bind(args.host, args.port)
     print(f"serving {name} on http://{_address(args.host, listener)}", file=sys.stderr)
-    if app:
-        return _end_of_server(http.serve(app, listener))
-    count = args.front_processes
-    return _end_of_server(fronts.serve(load, options, model=name, config=config, listener=listener, count=count))
+    return _end_of_server(run(listener))
 
 
 def _address(host: str, listener: socket.socket) -> str:

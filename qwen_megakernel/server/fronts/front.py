@@ -1,9 +1,11 @@
 """A front: a process that speaks HTTP and WebSockets for an engine in another process."""
 
 import asyncio
+import gc
 import logging
 import os
 import socket
+import sys
 from collections.abc import MutableSequence
 from dataclasses import dataclass
 
@@ -13,6 +15,9 @@ from qwen_megakernel.server.fronts.remote import Link, RemoteEngine, RemoteMetri
 from qwen_megakernel.server.limits import OpenCount
 from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.service import EngineService
+
+_SWITCH_S = 0.0005
+"""The interpreter's switch interval. By Python's 5 ms a thread that cuts a long text would hold up the event loop."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class FrontService(EngineService):
         await super()._run_engine()
 
     def _say_first(self, voice: Voice | None) -> None:
+        gc.collect()
+        gc.freeze()  # as `load_for_good`
         self._link.up()
 
 
@@ -58,6 +65,7 @@ def run_front(place: Place, options: ServerOptions, model: str) -> None:
     """Serve until the process is told to stop, or the engine is gone. It ends the process."""
     logging.basicConfig(format=f"front {place.index + 1}: %(message)s")
     logging.getLogger("qwen_megakernel").setLevel(place.log_level)
+    sys.setswitchinterval(_SWITCH_S)
     listener = socket.socket(place.family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -51,20 +51,9 @@ class Fronts:
         *,
         model: str,
         config: ModelConfig | None,
-        listener: socket.socket,
         count: int,
     ):
-        """
-        Args:
-            load, options, model, config: as `make_app` takes them.
-            listener: bound, and not listening: it keeps the port for the fronts.
-            count: of front processes.
-
-        Raises:
-            CheckpointError, VoiceError: as `make_app`.
-        """
-        self._listener = listener
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # now: another server could not bind the port
+        """Takes what `make_app` takes, and raises what it raises. `count`: of front processes."""
         self._context = multiprocessing.get_context("spawn")
         self._connections, self._sockets = (self._context.RawArray("q", count) for _ in range(2))
         self._service = EngineService(load, options, model=model, config=config)
@@ -77,8 +66,20 @@ class Fronts:
         self._stop = asyncio.Event()
         self._signals: list[int] = []
 
-    async def run(self) -> int:
-        """Serve until the process is told to stop, or the engine is gone. Returns the process's exit code."""
+    def serve(self, listener: socket.socket) -> int:
+        """Serve until the process is told to stop, or the engine is gone.
+
+        Args:
+            listener: bound, and not listening: it keeps the port for the fronts.
+
+        Returns:
+            The process's exit code.
+        """
+        return asyncio.run(self._serve(listener))
+
+    async def _serve(self, listener: socket.socket) -> int:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # set late: so no other server has the port
+        self._listener = listener
         service, loop = self._service, asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
@@ -168,12 +169,3 @@ class Fronts:
                 return
             self._stop.clear()
             await self._tell()
-
-
-def serve(*arguments: Any, **more: Any) -> int:
-    """See `Fronts` and its `run`. Raises what they raise."""
-    return asyncio.run(_run(*arguments, **more))
-
-
-async def _run(*arguments: Any, **more: Any) -> int:
-    return await Fronts(*arguments, **more).run()
