@@ -13,7 +13,6 @@ import queue
 import select
 import socket
 import threading
-import time
 from collections import deque
 from typing import Any
 
@@ -39,7 +38,7 @@ class Line:
 
     Attributes:
         up: it can serve.
-        heard: when something came from it last, by `time.monotonic`.
+        unheard: how often it was told of the engine since something came from it.
         lost: its socket has ended.
         speeches: its open utterances, by their numbers.
     """
@@ -47,7 +46,7 @@ class Line:
     def __init__(self, ours: socket.socket):
         self.socket = ours
         self.up = self.lost = False
-        self.heard = time.monotonic()
+        self.unheard = 0
         self.speeches: dict[int, _Speech] = {}
         self._unsent: deque[bytes | memoryview] = deque()
 
@@ -128,6 +127,7 @@ class Hub:
             state |= {"made_of": engine.made_of, "health": engine.health(), "metrics": engine.metrics()}
         told = wire.frame(Kind.STATE, told=state)
         for line in self._lines:
+            line.unheard += 1
             self._out.put((line, told))
 
     @property
@@ -175,7 +175,7 @@ class Hub:
         frames = wire.Frames()
         try:
             while data := line.socket.recv(_READ):
-                line.heard = time.monotonic()
+                line.unheard = 0
                 for kind, number, words, rest in frames.feed(data):
                     self._take(line, Kind(kind), number, json.loads(words), rest)
         except OSError:  # it was killed

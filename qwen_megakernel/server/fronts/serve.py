@@ -31,7 +31,7 @@ from qwen_megakernel.speech.engine import TTSEngine
 log = logging.getLogger(__name__)
 
 _TELL_S = 0.2  # between two messages to the fronts about the engine
-_SILENCE_S = 20.0  # a front that does not answer these messages for this long hangs
+_MOST_UNHEARD = 100  # a front that answers none of so many hangs
 _SHUTDOWN_S = 10.0  # that a front has to end, after the time that its utterances have
 
 
@@ -135,7 +135,7 @@ class Fronts:
             self._service.give_up("dead", "the thread that writes to the fronts has ended")
         for index, front in enumerate(self._fronts):
             line, process = front.line, front.process
-            hangs = line.up and time.monotonic() > line.heard + _SILENCE_S
+            hangs = line.up and line.unheard > _MOST_UNHEARD
             if process.is_alive() and (hangs or line.lost):
                 log.error("front %d %s: it is killed", index + 1, "hangs" if hangs else "has left")
                 process.kill()
