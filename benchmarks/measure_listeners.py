@@ -2,6 +2,7 @@
 
     python benchmarks/measure_listeners.py [--size 0.6b|1.7b|demo] [--ways HTTP WebSocket] [--rates 10 40 60]
                                            [--live 64 128 330] [--seconds 10] [--device cpu]
+                                           [--front-processes 2]
 
 `qwen-megakernel serve` runs in its own process, on loopback; clients run in others. Random weights at the published
 dims, end of speech suppressed: every utterance is 5.04 s long (63 frames), its text 10 words. First audio runs from the
@@ -166,6 +167,7 @@ def main() -> None:
     parser.add_argument("--live", type=positive, nargs="*", default=[64, 128, 330])
     parser.add_argument("--seconds", type=above_0, default=10, help="of a row")
     parser.add_argument("--slots", type=positive, default=256, help="slots of the server")
+    parser.add_argument("--front-processes", type=int, default=0, help="of the server; default: %(default)s")
     parser.add_argument("--clients", type=positive, default=4, help="client processes")
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
@@ -173,6 +175,7 @@ def main() -> None:
     cases += [("live", count, lambda count=count: live(count, args.seconds)) for count in args.live]
     options = ["--max-streams", str(args.slots), "--max-positions", "512"]
     options += ["--device", args.device] if args.device else []
+    options += ["--front-processes", str(args.front_processes)]
     results = []
     with (
         random_model(args.size) as folder,
@@ -192,7 +195,8 @@ def main() -> None:
                 name = f"{way}, {count:g} {'requests/s' if kind == 'rate' else 'live listeners'}"
                 shown = "".join(f"{row[share]:12.1f}" for share in ("p50", "p95", "p99"))
                 print(f"{name:32}{shown}{row['n']:12}{row['refused']:12}{row['without_gap']:12.1%}", flush=True)
-    print(json.dumps(about(args.size) | {"floor_ms": floor, "slots": args.slots, "results": results}))
+    told = about(args.size) | {"floor_ms": floor, "slots": args.slots, "front_processes": args.front_processes}
+    print(json.dumps(told | {"results": results}))
 
 
 if __name__ == "__main__":

@@ -155,6 +155,8 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:
     add = serve.add_argument
     add("--host", default="127.0.0.1", help="default: %(default)s; other addresses need a token")
     add("--port", type=an_integer, default=8000, help="default: %(default)s")
+    fronts = "processes that speak HTTP for the engine's, which then does nothing else; default: %(default)s, itself"
+    add("--front-processes", metavar="N", type=an_integer, default=0, help=fronts)
 
 
 def _add_wyoming(commands: argparse._SubParsersAction) -> None:

@@ -6,11 +6,13 @@ import io
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import httpx
 import numpy as np
 import soundfile
 import uvicorn
+from fastapi import FastAPI
 from kept import Kept, kept
 from waiting import PATIENCE_S, until
 from websockets.sync.client import ClientConnection
@@ -20,7 +22,13 @@ from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.model.pcm import pcm16
-from qwen_megakernel.server.app import config_of, make_app
+from qwen_megakernel.server.app import app_of, config_of, make_app
+from qwen_megakernel.server.connections import CountedConnections
+from qwen_megakernel.server.fronts.front import FrontService
+from qwen_megakernel.server.fronts.hub import Hub, Line
+from qwen_megakernel.server.fronts.remote import Link, RemoteMetrics
+from qwen_megakernel.server.limits import OpenCount
+from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.openai.bodies import SPEECH
 from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.process import drop_stalled
@@ -113,12 +121,19 @@ def slots_taken(engine: TTSEngine) -> Iterator[None]:
 def running(load: Callable[[], TTSEngine], port: int = 0, model: str = "demo", **options) -> Iterator[Running]:
     """Until the block ends; `load`'s engine is closed then. port: of a server that has ended, to come back there.
     options: those of `ServerOptions`."""
-    app = make_app(load, ServerOptions(**options), model=model)
+    with served(make_app(load, ServerOptions(**options), model=model), port) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def served(app: FastAPI, port: int = 0) -> Iterator[Running]:
+    """An app, until the block ends."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
         drop_stalled(listener, app.state.service.limits.idle_s)
         server = uvicorn.Server(config_of(app))
+        server.server_state.connections = CountedConnections(app.state.connections)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
@@ -137,6 +152,44 @@ def ready(load: Callable[[], TTSEngine], **options) -> Iterator[Running]:
         until(lambda: server.service.state == "ready")
         yield server
         server.at_rest()
+
+
+class Front(NamedTuple):
+    """A front in this process: its server, and both ends of its socket."""
+
+    server: Running
+    line: Line
+    link: Link
+
+
+@contextlib.contextmanager
+def fronts_of(service: EngineService, count: int, **options) -> Iterator[list[Front]]:
+    """Fronts of a server's engine, in this process, until the block ends. options: those of `ServerOptions`."""
+    connections, sockets = [0] * count, [0] * count
+    hub, over = Hub(service, Metrics(service, OpenCount(sockets))), threading.Event()
+
+    def tell() -> None:
+        while not over.wait(0.02):
+            hub.tell(all_up=True)
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    try:
+        with contextlib.ExitStack() as stack:
+            fronts = []
+            for index in range(count):
+                ours, theirs = socket.socketpair()
+                line, link = hub.add(ours), Link()
+                front = FrontService(link, theirs, ServerOptions(**options), model="demo")
+                counts = OpenCount(connections, index), OpenCount(sockets, index)
+                app = app_of(front, RemoteMetrics(link), *counts)
+                fronts.append(Front(stack.enter_context(served(app)), line, link))
+            until(lambda: all(front.server.service.state == "ready" for front in fronts))
+            yield fronts
+    finally:
+        over.set()
+        teller.join()
+        hub.close()
 
 
 def endless(tiny) -> contextlib.AbstractContextManager[Running]:

@@ -13,6 +13,7 @@ from serving import TEXT, cloning, get, post, ready, recording, request, said, s
 
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.fields import FIELDS
+from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.openai.bodies import BATCH, SPEECH
 from qwen_megakernel.server.origins import Origins
 from qwen_megakernel.speech.rates import SpeechRates
@@ -343,9 +344,8 @@ def test_a_request_brings_its_voice_along(tiny):
         assert len(server.service._clones._made) == 2 and not server.service.saved_voices.by_name
 
 
-def test_new_voices_are_bounded_and_known_ones_are_not(tiny, monkeypatch):
-    monkeypatch.setattr("qwen_megakernel.server.clones._A_MINUTE", 2)
-    with cloning(tiny, allow_clone=True) as server:
+def test_new_voices_are_bounded_and_known_ones_are_not(tiny):
+    with cloning(tiny, allow_clone=True, limits=Limits(clones_a_minute=2)) as server:
         sounds = [base64.b64encode(recording(seed)).decode() for seed in range(3)]
         body = {"voice": None, "input": "Hello.", "max_frames": 4, **PCM}
         codes = [server.post(**body, ref_audio=sound).status_code for sound in (*sounds, sounds[0])]

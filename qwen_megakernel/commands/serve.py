@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.config import ModelConfig
@@ -16,14 +17,19 @@ from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.server.process import bind, check_model, is_loopback, load_for_good
 from qwen_megakernel.server.service import EngineService
 
+_MOST_FRONTS = 64
+
 
 def serve(args: argparse.Namespace) -> int:
     try:
         from qwen_megakernel.server import app as http
+        from qwen_megakernel.server.fronts.serve import Fronts
     except ModuleNotFoundError as error:
         raise BackendError(f"serving needs {error.name}: in the checkout, pip install -e '.[serve]'") from None
     if args.token is not None and not args.token.strip():
         raise BackendError("--token is empty: give a token, or leave the option out")
+    if not 0 <= args.front_processes <= _MOST_FRONTS:
+        raise BackendError(f"--front-processes must be 0 to {_MOST_FRONTS}, got {args.front_processes}")
     token = (args.token or os.environ.get(TOKEN) or "").strip() or None
     if token is None and not is_loopback(args.host):
         raise BackendError(f"--host {args.host} can be reached by others: set {TOKEN}, or listen on 127.0.0.1")
@@ -34,10 +40,17 @@ def serve(args: argparse.Namespace) -> int:
             f"{option} needs a Base checkpoint, which clones voices; {name} is {config.variant}: leave it out, or "
             "name another --model"
         )
-    app = http.make_app(load, server_options(args, "serve", token=token), model=name, config=config)
+    if args.front_processes and args.allow_upload:
+        words = "--allow-upload needs --front-processes 0: only one front process would know a new voice"
+        raise RequestError(f"{words}. Put voices into --voices, or let requests bring them with --allow-clone")
+    options = server_options(args, "serve", token=token)
+    if args.front_processes:
+        run = Fronts(load, options, model=name, config=config, count=args.front_processes).serve
+    else:
+        run = partial(http.serve, http.make_app(load, options, model=name, config=config))
     listener = bind(args.host, args.port)
     print(f"serving {name} on http://{_address(args.host, listener)}", file=sys.stderr)
-    return _end_of_server(http.serve(app, listener))
+    return _end_of_server(run(listener))
 
 
 def _address(host: str, listener: socket.socket) -> str:

@@ -67,17 +67,15 @@ class Prompt:
     text_open: bool = False  # more trailing rows will come (`FrameDecoder.extend`)
 
 
-class PromptBuilder:
-    """Builds prompts for one checkpoint; constant rows are made once. Thread-safe. A method that takes a conditioning
-    raises SpeakerError or LanguageError for an unknown name; the message lists the known ones."""
+class PromptText:
+    """What can be told of a checkpoint's prompts without its weights: names, token ids, and which texts fit a slot.
+    Thread-safe. A method that takes a conditioning raises SpeakerError or LanguageError for an unknown name; the
+    message lists the known ones."""
 
-    def __init__(
-        self, config: ModelConfig, tokenizer: TextTokenizer, embeddings: Embeddings, *, kept_voices: int = KEPT_VOICES
-    ):
+    def __init__(self, config: ModelConfig, tokenizer: TextTokenizer, *, kept_voices: int = KEPT_VOICES):
         """Raises CheckpointError: the tokenizer does not split the role as the model expects it."""
         self.config = config
         self.tokenizer = tokenizer
-        self._embed = embeddings
         # Names that a conditioning's speaker may have, in the checkpoint's order (empty unless CustomVoice).
         self.speakers: tuple[str, ...] = tuple(config.talker.speakers)
         # Names that its language may have. Dialects are chosen through their speakers; the reference implementation
@@ -90,16 +88,6 @@ class PromptBuilder:
             raise CheckpointError(
                 f"the tokenizer's files: 'assistant\\n' must be two tokens, found {len(self._role) - 1}"
             )
-        self._bos, self._eos, self._pad = embeddings.text([config.tts_bos_id, config.tts_eos_id, config.tts_pad_id])
-        self._codec_pad, self._codec_bos = embeddings.code0([config.talker.codec_pad_id, config.talker.codec_bos_id])
-        self._bridge = (self._bos + self._codec_pad)[None]
-        self._closing = torch.stack([self._eos + self._codec_pad, self._pad + self._codec_bos])
-        role = embeddings.text(self._role)
-        self._leads: dict[tuple[object, ...], Tensor] = {}  # role, tags and speaker, for every language and speaker
-        for speaker in (None, *self.speakers):
-            for language in self.languages:
-                tags = self._tag_ids(language, speaker)
-                self._leads[(*self._role, *tags, speaker)] = self._make_lead(role, tags, speaker)
         self._openings: dict[tuple[object, ...], Opening] = {}  # the one that was used last is at the end
         self._kept = kept_voices
         self._lock = threading.Lock()
@@ -115,30 +103,6 @@ class PromptBuilder:
         if len(ids) < 4 or self.tokenizer.is_blank(text):
             raise TextError(f"{name} {text!r} has nothing to speak")
         return Tokens(ids[:3], ids[3:])
-
-    def build(
-        self,
-        text: str | Tokens,
-        conditioning: Conditioning = UNCONDITIONED,
-        *,
-        non_streaming_mode: bool = True,
-        max_positions: int = sys.maxsize,
-    ) -> Prompt:
-        """Rows of one request. `text`: what to say, or its `tokens`. `non_streaming_mode`: True puts the whole text
-        before the first frame. `max_positions`: of a slot. Raises TextError: see `tokens`. TextTooLongError: the prompt
-        and one frame per text row need more than `max_positions`. Speech takes several frames for a row, so such a text
-        cannot fit. Raised before anything is computed."""
-        role, ids = text if isinstance(text, Tokens) else self.tokens(text)
-        opening = self.opening(conditioning, role)
-        needed = opening.needed(len(ids), non_streaming_mode)
-        if needed > max_positions:
-            raise TextTooLongError(
-                f"the request needs at least {needed} positions and a slot has {max_positions} (tokens: text "
-                f"{len(ids)}, instruct {len(opening.instruct_ids)}, reference {len(opening.reference_ids)} and "
-                f"{opening.frame_count} frames): cut the text (TTSEngine.pieces), shorten the others, or raise "
-                "max_positions"
-            )
-        return self.assemble(opening, ids, non_streaming_mode)
 
     def pieces(
         self,
@@ -210,15 +174,6 @@ class PromptBuilder:
         language_id = talker.languages[name]
         return [talker.codec_think_id, talker.codec_think_bos_id, language_id, talker.codec_think_eos_id]
 
-    def _lead(self, role: list[int], tags: list[int], speaker: str | None) -> Tensor:
-        """Rows of the role, pad + tags, pad + speaker. They exist already, unless the text changed the role's ids."""
-        kept = self._leads.get((*role, *tags, speaker))
-        return self._make_lead(self._embed.text(role), tags, speaker) if kept is None else kept
-
-    def _make_lead(self, role: Tensor, tags: list[int], speaker: str | None) -> Tensor:
-        ids = [*tags, *([self.config.talker.speakers[speaker]] if speaker else [])]
-        return torch.cat([role, self._pad + self._embed.code0(ids)])
-
     def opening(self, conditioning: Conditioning, role: list[int] | None = None) -> "Opening":
         """The opening of a conditioning: one that was kept, or a new one, which is then kept. `role`: ids of
         `Tokens.role`; None: those of a text that does not touch them."""
@@ -234,6 +189,60 @@ class PromptBuilder:
             if len(self._openings) > self._kept:
                 del self._openings[next(iter(self._openings))]
         return opening
+
+
+class PromptBuilder(PromptText):
+    """Builds prompts for one checkpoint; constant rows are made once."""
+
+    def __init__(
+        self, config: ModelConfig, tokenizer: TextTokenizer, embeddings: Embeddings, *, kept_voices: int = KEPT_VOICES
+    ):
+        """Raises CheckpointError: as `PromptText`."""
+        super().__init__(config, tokenizer, kept_voices=kept_voices)
+        self._embed = embeddings
+        self._bos, self._eos, self._pad = embeddings.text([config.tts_bos_id, config.tts_eos_id, config.tts_pad_id])
+        self._codec_pad, self._codec_bos = embeddings.code0([config.talker.codec_pad_id, config.talker.codec_bos_id])
+        self._bridge = (self._bos + self._codec_pad)[None]
+        self._closing = torch.stack([self._eos + self._codec_pad, self._pad + self._codec_bos])
+        role = embeddings.text(self._role)
+        self._leads: dict[tuple[object, ...], Tensor] = {}  # role, tags and speaker, for every language and speaker
+        for speaker in (None, *self.speakers):
+            for language in self.languages:
+                tags = self._tag_ids(language, speaker)
+                self._leads[(*self._role, *tags, speaker)] = self._make_lead(role, tags, speaker)
+
+    def build(
+        self,
+        text: str | Tokens,
+        conditioning: Conditioning = UNCONDITIONED,
+        *,
+        non_streaming_mode: bool = True,
+        max_positions: int = sys.maxsize,
+    ) -> Prompt:
+        """Rows of one request. `text`: what to say, or its `tokens`. `non_streaming_mode`: True puts the whole text
+        before the first frame. `max_positions`: of a slot. Raises TextError: see `tokens`. TextTooLongError: the prompt
+        and one frame per text row need more than `max_positions`. Speech takes several frames for a row, so such a text
+        cannot fit. Raised before anything is computed."""
+        role, ids = text if isinstance(text, Tokens) else self.tokens(text)
+        opening = self.opening(conditioning, role)
+        needed = opening.needed(len(ids), non_streaming_mode)
+        if needed > max_positions:
+            raise TextTooLongError(
+                f"the request needs at least {needed} positions and a slot has {max_positions} (tokens: text "
+                f"{len(ids)}, instruct {len(opening.instruct_ids)}, reference {len(opening.reference_ids)} and "
+                f"{opening.frame_count} frames): cut the text (TTSEngine.pieces), shorten the others, or raise "
+                "max_positions"
+            )
+        return self.assemble(opening, ids, non_streaming_mode)
+
+    def _lead(self, role: list[int], tags: list[int], speaker: str | None) -> Tensor:
+        """Rows of the role, pad + tags, pad + speaker. They exist already, unless the text changed the role's ids."""
+        kept = self._leads.get((*role, *tags, speaker))
+        return self._make_lead(self._embed.text(role), tags, speaker) if kept is None else kept
+
+    def _make_lead(self, role: Tensor, tags: list[int], speaker: str | None) -> Tensor:
+        ids = [*tags, *([self.config.talker.speakers[speaker]] if speaker else [])]
+        return torch.cat([role, self._pad + self._embed.code0(ids)])
 
     def assemble(self, opening: "Opening", ids: list[int], non_streaming_mode: bool) -> Prompt:
         """The prompt of an opening and of the ids of a whole text."""
@@ -268,7 +277,7 @@ class Opening:
     """What prompts of one conditioning have in common: their rows in front of the text. The rows are made when they are
     first needed."""
 
-    def __init__(self, builder: PromptBuilder, role: list[int], tags: list[int], conditioning: Conditioning):
+    def __init__(self, builder: PromptText, role: list[int], tags: list[int], conditioning: Conditioning):
         voice, instruct = conditioning.voice, conditioning.instruct
         self._builder = builder
         self._role = role
@@ -296,10 +305,15 @@ class Opening:
         needed = self.length + self.frame_count + tokens + 1
         return needed + len(self.reference_ids) + tokens + 1 if non_streaming_mode else needed
 
+    @property
+    def _with_rows(self) -> PromptBuilder:
+        assert isinstance(self._builder, PromptBuilder), "without weights there are no rows"
+        return self._builder
+
     @cached_property
     def rows(self) -> Tensor:
         """[length, hidden]: instruct, role, pad + tags, pad + speaker, tts_bos + codec_pad."""
-        b = self._builder
+        b = self._with_rows
         rows = [b._embed.text(self.instruct_ids)] if self.instruct_ids else []
         rows.append(b._lead(self._role, self._tags, self._speaker))
         if self._vector is not None:
@@ -309,12 +323,12 @@ class Opening:
     @cached_property
     def reference(self) -> Tensor:
         """[tokens, hidden], rows of the reference's text."""
-        return self._builder._embed.text(self.reference_ids)
+        return self._with_rows._embed.text(self.reference_ids)
 
     @cached_property
     def frames(self) -> Tensor | None:
         """[1 + frames, hidden], rows of codec_bos and of the reference's frames; None without any."""
-        b = self._builder
+        b = self._with_rows
         if self._codes is None:
             return None
         return torch.cat([b._codec_bos[None], b._embed.frames(self._codes.to(b._pad.device))])

@@ -17,10 +17,10 @@ from starlette.websockets import WebSocket
 from qwen_megakernel import __version__
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.choices import SOCKET_PATH
-from qwen_megakernel.server.connections import FewLines, protocols_of
+from qwen_megakernel.server.connections import CountedConnections, FewLines, protocols_of
 from qwen_megakernel.server.guard import OPEN, Guard
-from qwen_megakernel.server.limits import Limits
-from qwen_megakernel.server.metrics import Metrics, add_state
+from qwen_megakernel.server.limits import Limits, OpenCount
+from qwen_megakernel.server.metrics import AnyMetrics, Metrics, add_state
 from qwen_megakernel.server.omni.api import PATH as STREAM_PATH
 from qwen_megakernel.server.omni.api import Stream
 from qwen_megakernel.server.openai import api as openai
@@ -60,9 +60,22 @@ def make_app(
         BackendError: `allow_origins` are wrong.
         CheckpointError, VoiceError: the checkpoint cannot speak with the voices, or an alias leads nowhere.
     """
-    options = options or ServerOptions()
-    service = EngineService(load, options, model=model, config=config)
-    metrics = Metrics(service)
+    service = EngineService(load, options or ServerOptions(), model=model, config=config)
+    sockets = OpenCount()
+    return app_of(service, Metrics(service, sockets), OpenCount(), sockets, until_ready=until_ready)
+
+
+def app_of(
+    service: EngineService,
+    metrics: AnyMetrics,
+    connections: OpenCount,
+    sockets: OpenCount,
+    *,
+    until_ready: bool = False,
+) -> FastAPI:
+    """As `make_app`, over a service of one's own. `connections`, `sockets`: those that are open."""
+    options = service.options
+    service.said = metrics.record
 
     @contextlib.asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
@@ -79,22 +92,24 @@ def make_app(
             await service.close()
 
     about: dict[str, Any] = {"title": "qwen_megakernel", "version": __version__, "docs_url": None, "redoc_url": None}
-    sockets: dict[str, type[SocketLine]] = {SOCKET_PATH: Socket, STREAM_PATH: Stream}
+    lines: dict[str, type[SocketLine]] = {SOCKET_PATH: Socket, STREAM_PATH: Stream}
     guard = Middleware(
         Guard,
         options,
         Origins(options.allow_origins, has_token=options.token is not None),
         metrics,
         paths={PAGE, DOCS, "/openapi.json", "/metrics", *OPEN, *openai.PATHS},
-        sockets=sockets,
+        sockets=lines,
+        open_sockets=sockets,
         bodies=openai.largest_bodies(options),
     )
     app = FastAPI(**about, lifespan=life, middleware=[guard])
     app.state.service = service
+    app.state.connections = connections
     openai.add_api(app, service)
     add_state(app, service, metrics)
-    for path, kind in sockets.items():
-        _add_socket(app, path, kind, metrics)
+    for path, kind in lines.items():
+        _add_socket(app, path, kind)
     # Twice the real limit: a client that sends a little more gets an error, not a broken connection.
     recordings = options.allow_upload or options.allow_clone
     app.state.max_message = max(options.limits.max_body * 4, MAX_RECORDING * 2 * recordings)
@@ -105,17 +120,16 @@ def make_app(
     return app
 
 
-def _add_socket(app: FastAPI, path: str, kind: type[SocketLine], metrics: Metrics) -> None:
+def _add_socket(app: FastAPI, path: str, kind: type[SocketLine]) -> None:
     @app.websocket(path)
     async def run(websocket: WebSocket) -> None:
-        with metrics.sockets.track_inprogress():
-            await kind(websocket, app.state.service).run()
+        await kind(websocket, app.state.service).run()
 
 
 def config_of(app: FastAPI, **more: Any) -> uvicorn.Config:
     """uvicorn's options for an app of `make_app`. `more`: further ones."""
     limits: Limits = app.state.service.limits
-    http, ws = protocols_of(limits)
+    http, ws = protocols_of(limits, app.state.connections)
     config = uvicorn.Config(
         app,
         http=http,
@@ -136,8 +150,9 @@ def config_of(app: FastAPI, **more: Any) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """At SIGTERM it first lets running utterances end."""
 
-    def __init__(self, config: uvicorn.Config, service: EngineService):
+    def __init__(self, config: uvicorn.Config, service: EngineService, connections: OpenCount):
         super().__init__(config)
+        self.server_state.connections = CountedConnections(connections)
         self._service = service
         self._stopping = False
 
@@ -184,7 +199,7 @@ def serve(app: FastAPI, listener: socket.socket) -> int:
     service: EngineService = app.state.service
     config = config_of(app)
     drop_stalled(listener, service.limits.idle_s)
-    _Server(config, service).run(sockets=[listener])
+    _Server(config, service, app.state.connections).run(sockets=[listener])
     if service.wrong_default:  # starting it again would not help
         raise service.wrong_default
     return ENGINE_GONE if service.gone.is_set() else 0

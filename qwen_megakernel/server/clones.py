@@ -13,13 +13,12 @@ import torch
 
 from qwen_megakernel.errors import EngineBusy, RequestError, SpeakerError
 from qwen_megakernel.model.voice import MOST_REF_TEXT, Voice
-from qwen_megakernel.speech.engine import TTSEngine
+from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.speech.base import SpeechEngine
 from qwen_megakernel.speech.saved_voices import SavedVoices, check_base64_size
 
 CLONE_FIELDS = ("ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding")
 MOST_NUMBERS = 8192  # of a speaker vector
-_KEPT = 64  # voices; a cloned one has at most some 100 KB
-_A_MINUTE = 30  # new voices; each takes some 0.1 s of the GPU, or seconds of a CPU
 _PATIENCE_S = 60.0  # until a voice is made
 _ADDRESSES = ("http:", "https:", "file:", "ftp:", "s3:", "/", "./", "../", "~")
 
@@ -100,18 +99,14 @@ def _is_vector(value: Any) -> bool:
 class Clones:
     """Makes voices of requests, and keeps the latest. Used in one event loop."""
 
-    def __init__(self, saved: SavedVoices, max_bytes: int):
-        """
-        Args:
-            saved: its thread makes the voices, one after the other.
-            max_bytes: of a recording.
-        """
+    def __init__(self, saved: SavedVoices, limits: Limits):
+        """`saved`: its thread makes the voices, one after the other."""
         self._saved = saved
-        self._max_bytes = max_bytes
+        self._limits = limits
         self._made: OrderedDict[bytes, asyncio.Future[Voice]] = OrderedDict()
         self._times: deque[float] = deque()  # when the last new ones were asked for
 
-    async def voice(self, engine: TTSEngine, clone: Clone) -> Voice:
+    async def voice(self, engine: SpeechEngine, clone: Clone) -> Voice:
         """The voice, made now or found again.
 
         Raises:
@@ -123,7 +118,7 @@ class Clones:
             raise SpeakerError(f"{words}, or start a server with a Base checkpoint", field="ref_audio")
         if clone.vector:
             return _of_vector(engine, clone.vector)
-        check_base64_size(clone.audio, self._max_bytes)
+        check_base64_size(clone.audio, self._limits.max_upload)
         digest = await asyncio.to_thread(lambda: clone.digest) if len(clone.audio) > 1 << 20 else clone.digest
         made = self._made.get(digest)
         if made is None:
@@ -132,12 +127,12 @@ class Clones:
         async with asyncio.timeout(_PATIENCE_S):
             return await asyncio.shield(made)
 
-    def _begin(self, engine: TTSEngine, digest: bytes, clone: Clone) -> "asyncio.Future[Voice]":
+    def _begin(self, engine: SpeechEngine, digest: bytes, clone: Clone) -> "asyncio.Future[Voice]":
         now = asyncio.get_running_loop().time()
         while self._times and self._times[0] < now - 60:
             self._times.popleft()
-        if len(self._times) >= _A_MINUTE:
-            raise EngineBusy(f"more than {_A_MINUTE} new voices were asked for within a minute: try again later")
+        if len(self._times) >= (most := self._limits.clones_a_minute):
+            raise EngineBusy(f"more than {most} new voices were asked for within a minute: try again later")
         self._times.append(now)
         made = asyncio.ensure_future(self._saved.make(engine, clone.audio, clone.text))
 
@@ -147,12 +142,12 @@ class Clones:
 
         made.add_done_callback(forget)
         self._made[digest] = made
-        while len(self._made) > _KEPT:
+        while len(self._made) > self._limits.clones:
             self._made.popitem(last=False)
         return made
 
 
-def _of_vector(engine: TTSEngine, vector: tuple[float, ...]) -> Voice:
+def _of_vector(engine: SpeechEngine, vector: tuple[float, ...]) -> Voice:
     wanted = engine.config.talker.stack.hidden_size
     if len(vector) != wanted:
         words = f"speaker_embedding must have {wanted} numbers for this model, got {len(vector)}"

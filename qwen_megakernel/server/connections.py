@@ -44,7 +44,7 @@ from websockets.frames import Frame
 
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.guard import OPEN, error_response
-from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.limits import Limits, OpenCount
 
 _BUSY = ApiError(503, "busy", "too many connections are open; try again", True)
 _MOST_IGNORED = 16 << 20  # bytes, more than a recording has: a client may send all of it before it reads an error
@@ -57,14 +57,32 @@ class _Refused(Exception):
     """Raised in a callback of the parser: the rest of what has come is not read."""
 
 
+class CountedConnections(set[Any]):
+    """uvicorn's set of open connections. It keeps their number up to date for other processes."""
+
+    def __init__(self, count: OpenCount):
+        self._count = count
+
+    def add(self, connection: Any) -> None:
+        super().add(connection)
+        self._count.here = len(self)
+
+    def discard(self, connection: Any) -> None:
+        super().discard(connection)
+        self._count.here = len(self)
+
+    remove = discard
+
+
 class HttpConnection(HttpToolsProtocol):
     """A connection that speaks HTTP.
 
-    At rest it waits for a request's head. A new connection takes the place of the one that rests longest, if all are
-    taken. If none rests, it may ask for `OPEN` only: a supervisor must not take a full server for a dead one.
+    At rest it waits for a request's head. A new connection takes the place of the one that rests longest here, if all
+    are taken. If none rests, it may ask for `OPEN` only: a supervisor must not take a full server for a dead one.
     """
 
     limits: Limits
+    count: OpenCount
     resting: dict["HttpConnection", None]
     """Those at rest, the longest first."""
 
@@ -76,7 +94,7 @@ class HttpConnection(HttpToolsProtocol):
         self._ignored = 0  # bytes of its body that came behind its answer
         self._refusal: ApiError | None = None
         self._answered: Any = None  # uvicorn's state of the request that is answered
-        most, taken = self.limits.connections, len(self.connections)
+        most, taken = self.limits.connections, self._taken
         if taken > most and (longest := next(iter(self.resting), None)):
             longest.drop()
             taken -= 1
@@ -174,7 +192,11 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def _crowded(self) -> bool:
-        return self._spare and len(self.connections) > self.limits.connections
+        return self._spare and self._taken > self.limits.connections
+
+    @property
+    def _taken(self) -> int:
+        return self.count.total - self.count.here + len(self.connections)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         app: ASGIApp = self.config.loaded_app
@@ -397,7 +419,7 @@ class FewLines(logging.Filter):
         return self._lines <= self._most
 
 
-def protocols_of(limits: Limits) -> tuple[type[HttpConnection], type[SocketConnection]]:
-    """The protocols of one server."""
-    http = type("Http", (HttpConnection,), {"limits": limits, "resting": {}})
+def protocols_of(limits: Limits, count: OpenCount) -> tuple[type[HttpConnection], type[SocketConnection]]:
+    """The protocols of one server. `count`: of its open connections."""
+    http = type("Http", (HttpConnection,), {"limits": limits, "count": count, "resting": {}})
     return http, type("Socket", (SocketConnection,), {"limits": limits})

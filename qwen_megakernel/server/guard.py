@@ -11,7 +11,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.metrics import Metrics
+from qwen_megakernel.server.limits import OpenCount
+from qwen_megakernel.server.metrics import AnyMetrics
 from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.origins import Origins, came_by_proxy, is_own, is_preflight, split
 from qwen_megakernel.server.page import PATH as PAGE
@@ -39,10 +40,11 @@ class Guard:
         app: ASGIApp,
         options: ServerOptions,
         origins: Origins,
-        metrics: Metrics,
+        metrics: AnyMetrics,
         *,
         paths: Collection[str],
         sockets: Collection[str],
+        open_sockets: OpenCount,
         bodies: Mapping[str, int],
     ):
         """
@@ -52,6 +54,7 @@ class Guard:
             origins: of other sites whose pages may use the server.
             paths: of HTTP, that are counted each by itself.
             sockets: paths of WebSockets.
+            open_sockets: is counted here.
             bodies: path -> bytes of the largest body, where it may be larger than `max_body`. A path that ends with a
                 slash stands for those right below it.
         """
@@ -64,7 +67,7 @@ class Guard:
         self._paths = paths
         self._sockets = sockets
         self._bodies = bodies
-        self._open_sockets = 0
+        self._open_sockets = open_sockets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -86,11 +89,11 @@ class Guard:
         elif not is_socket:
             await self._run_within_limits(scope, receive, send)
         else:
-            self._open_sockets += 1
+            self._open_sockets.here += 1
             try:
                 await self._app(scope, receive, send)
             finally:
-                self._open_sockets -= 1
+                self._open_sockets.here -= 1
 
     def _check_access(self, scope: Scope) -> ApiError | None:
         """Why the client is refused; None if it is not."""
@@ -128,7 +131,7 @@ class Guard:
         return any([hmac.compare_digest(name, wanted) for name in offered])
 
     def _check_socket(self, scope: Scope) -> ApiError | None:
-        if self._open_sockets >= self._limits.connections:
+        if self._open_sockets.total >= self._limits.connections:
             return ApiError(503, "busy", "too many sockets are open; try again", True)
         if scope["path"] not in self._sockets:
             words = f"there is no WebSocket at {scope['path'][:80]!r}: use {' or '.join(self._sockets)}"
@@ -201,7 +204,7 @@ class Guard:
 
         async def send_told(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.requests.labels(path if path in self._paths else "other", message["status"]).inc()
+                self._metrics.answered(path if path in self._paths else "other", message["status"])
                 MutableHeaders(scope=message).update(headers)
             await send(message)
 

@@ -1,5 +1,6 @@
 """Limits: how much of a server one caller may use."""
 
+from collections.abc import MutableSequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ class Limits:
         fragments: frames of one WebSocket message.
         control_frames: pings and pongs of one WebSocket's client in a second.
         contexts: open at once on one WebSocket.
+        clones: voices that requests have brought and that are kept; one has at most some 100 KB.
+        clones_a_minute: new ones of these; each takes seconds of a CPU.
         header_s: time for the head of a request; then the connection is closed.
         idle_s: a client that neither sends nor takes anything for this long is disconnected.
         text_s: a context whose text is incomplete ends if no more text comes for this long.
@@ -47,11 +50,39 @@ class Limits:
     fragments: int = 1000
     control_frames: int = 100
     contexts: int = 16
+    clones: int = 64
+    clones_a_minute: int = 30
     header_s: float = 20.0
     idle_s: float = 60.0
     text_s: float = 120.0
     total_s: float = 600.0
     drain_s: float = 10.0
+
+
+class OpenCount:
+    """How many connections, or sockets, are open in all processes of a server. Each process writes its own number and
+    no other, so there is no lock. In a burst a few more than a limit may come in."""
+
+    def __init__(self, numbers: MutableSequence[int] | None = None, mine: int = 0):
+        """
+        Args:
+            numbers: one for each process, in memory that they share. None: this is the only process.
+            mine: the place of this process's number.
+        """
+        self._numbers = [0] if numbers is None else numbers
+        self._mine = mine
+
+    @property
+    def here(self) -> int:
+        return self._numbers[self._mine]
+
+    @here.setter
+    def here(self, number: int) -> None:
+        self._numbers[self._mine] = number
+
+    @property
+    def total(self) -> int:
+        return sum(self._numbers)
 
 
 def too_many_values(body: bytes | str) -> bool:

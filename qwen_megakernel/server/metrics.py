@@ -1,7 +1,7 @@
 """What a server tells of itself: health, readiness, and metrics for Prometheus."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -11,6 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from qwen_megakernel.engine.audio import Audio
+from qwen_megakernel.server.limits import OpenCount
 from qwen_megakernel.server.service import EngineService
 
 UNREADY: dict[int | str, dict[str, Any]] = {
@@ -22,28 +23,53 @@ _PREFIX = "qwen_megakernel"
 _TTFC_S = (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
-class Metrics:
-    """Attributes:
-    registry: all metrics.
-    requests: HTTP requests, by path and status.
-    sockets: open WebSockets.
-    """
+class AnyMetrics(Protocol):
+    """What counts for a server, in its own process or in another one."""
 
-    def __init__(self, service: EngineService):
-        self.registry = where = CollectorRegistry()
+    def answered(self, path: str, status: int) -> None:
+        """Count an answer to a request over HTTP."""
+
+    def record(self, audio: Audio) -> None:
+        """Count an utterance that has ended."""
+
+    async def told(self, accept: str) -> tuple[bytes, str]:
+        """All metrics, and their media type. `accept`: the header of who asks."""
+
+
+class Metrics:
+    """Any thread may call its methods."""
+
+    def __init__(self, service: EngineService, sockets: OpenCount):
+        self._registry = where = CollectorRegistry()
         where.register(_EngineCollector(service))
-        service.said = self.record
-        self.requests = Counter(f"{_PREFIX}_requests", "HTTP requests", ["path", "status"], registry=where)
-        self.sockets = Gauge(f"{_PREFIX}_sockets", "WebSockets that are open", registry=where)
+        self._requests = Counter(f"{_PREFIX}_requests", "HTTP requests", ["path", "status"], registry=where)
+        Gauge(f"{_PREFIX}_sockets", "WebSockets that are open", registry=where).set_function(lambda: sockets.total)
         self._audio = Counter(f"{_PREFIX}_audio_seconds", "Seconds of audio of utterances that ended", registry=where)
         words = "Text in to first chunk out, inside the engine"
         self._ttfc = Histogram(f"{_PREFIX}_ttfc_seconds", words, buckets=_TTFC_S, registry=where)
 
+    def answered(self, path: str, status: int) -> None:
+        self._requests.labels(path, status).inc()
+
     def record(self, audio: Audio) -> None:
+        self.said(audio.duration_s, audio.ttfc_s)
+
+    def said(self, seconds: float, ttfc_s: float | None) -> None:
         """Count an utterance that has ended."""
-        self._audio.inc(audio.duration_s)
-        if audio.ttfc_s is not None:
-            self._ttfc.observe(audio.ttfc_s)
+        self._audio.inc(seconds)
+        if ttfc_s is not None:
+            self._ttfc.observe(ttfc_s)
+
+    async def told(self, accept: str) -> tuple[bytes, str]:
+        return self.text(accept)
+
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """As `told`."""
+        try:
+            encode, media = choose_encoder(accept)
+        except (TypeError, ValueError):  # the header's version is not a number
+            encode, media = choose_encoder("")
+        return encode(self._registry), media
 
 
 class _EngineCollector(Collector):
@@ -65,7 +91,7 @@ class _EngineCollector(Collector):
             yield CounterMetricFamily(f"{_PREFIX}_{name}", "See TTSEngine.metrics()", count)
 
 
-def add_state(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
+def add_state(app: FastAPI, service: EngineService, metrics: AnyMetrics) -> None:
     """Add the routes."""
 
     @app.get("/health", responses=UNREADY)
@@ -85,8 +111,5 @@ def add_state(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
     @app.get("/metrics", response_class=Response)
     async def prometheus(request: Request) -> Response:
         """Metrics for Prometheus."""
-        try:
-            encode, media = choose_encoder(request.headers.get("accept", ""))
-        except (TypeError, ValueError):  # the header's version is not a number
-            encode, media = choose_encoder("")
-        return Response(encode(metrics.registry), media_type=media)
+        text, media = await metrics.told(request.headers.get("accept", ""))
+        return Response(text, media_type=media)

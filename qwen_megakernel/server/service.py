@@ -26,6 +26,7 @@ from qwen_megakernel.server.api_error import listed
 from qwen_megakernel.server.clones import Clone, Clones
 from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.tasks import cancelled, in_daemon
+from qwen_megakernel.speech.base import SpeechEngine
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.options import RequestOptions, idle
 from qwen_megakernel.speech.request import SpeechRequest, foreign_hint
@@ -68,7 +69,7 @@ class EngineService:
 
     def __init__(
         self,
-        load: Callable[[], TTSEngine],
+        load: Callable[[], SpeechEngine],
         options: ServerOptions,
         *,
         model: str,
@@ -93,9 +94,9 @@ class EngineService:
         self._aliases = {alias.lower(): voice.lower() for alias, voice in options.voice_aliases.items()}
         self._openai_voices = OPENAI_VOICES if options.openai_voices else ()
         self.wrong_default: RequestError | None = None
-        self._engine: TTSEngine | None = None
+        self._engine: SpeechEngine | None = None
         self.saved_voices = SavedVoices(options.voices)
-        self._clones = Clones(self.saved_voices, self.limits.max_upload) if options.allow_clone else None
+        self._clones = Clones(self.saved_voices, self.limits) if options.allow_clone else None
         if config:
             self._check_voices(config.variant, tuple(config.talker.speakers))
         self.state = "loading"
@@ -124,24 +125,24 @@ class EngineService:
                 log.warning("no client can make or bring voices: %s is no Base checkpoint", self.model)
             await in_daemon(self._warm_up)
         except Exception as error:
-            self._give_up("failed", error, None if isinstance(error, TTSError) else error)
+            self.give_up("failed", error, None if isinstance(error, TTSError) else error)
             return
         try:
             if self.saved_voices.by_name or self.engine.variant != "base":
                 self.request({})
         except RequestError as error:
             self.wrong_default = error
-            self._give_up("failed", error)
+            self.give_up("failed", error)
             return
         if self.state == "loading":
             self.state = "ready"
             log.info("ready: %s, %d voices", self.model, len(self.voice_names()))
         while (health := self.engine.health())["status"] != "dead":
             await asyncio.sleep(_HEALTH_POLL_S)
-        self._give_up("dead", health.get("error", ""))
+        self.give_up("dead", health.get("error", ""))
 
-    def _give_up(self, state: str, why: object, bug: Exception | None = None) -> None:
-        """`bug`: an unexpected exception, whose traceback is logged."""
+    def give_up(self, state: str, why: object, bug: Exception | None = None) -> None:
+        """Serve nobody any more. `state`: "failed" or "dead". `bug`: an unexpected exception; its traceback is told."""
         self.state, self.error = state, str(why)
         if not self.wrong_default:  # else the process ends with that error
             log.error("the engine is %s: %s", state, why, exc_info=bug)
@@ -196,7 +197,11 @@ class EngineService:
         for voice in voices:
             self.engine.request(voice=voice)
         finder.load(Candidates.of(self.engine.languages))  # any client may ask for it
-        warm_up(self.engine, voices[0] if voices else None)
+        self._say_first(voices[0] if voices else None)
+
+    def _say_first(self, voice: Voice | None) -> None:
+        """A real utterance, so that no caller pays for what is made at first use."""
+        warm_up(cast(TTSEngine, self.engine), voice)
 
     @property
     def loaded(self) -> bool:
@@ -204,7 +209,7 @@ class EngineService:
         return self._engine is not None
 
     @property
-    def engine(self) -> TTSEngine:
+    def engine(self) -> SpeechEngine:
         """
         Raises:
             EngineClosed: it is not loaded.
@@ -252,7 +257,7 @@ class EngineService:
 
     # ------------------------------------------------------------ speaking
 
-    def check_ready(self) -> TTSEngine:
+    def check_ready(self) -> SpeechEngine:
         """The engine.
 
         Raises:
@@ -305,7 +310,7 @@ class EngineService:
         """Those of a client's options that change nothing beside the others and the server's."""
         return [name for name in idle({**self.options.defaults, **options}) if name in options]
 
-    def _voice(self, engine: TTSEngine, asked: Voice | str | None) -> RequestOptions:
+    def _voice(self, engine: SpeechEngine, asked: Voice | str | None) -> RequestOptions:
         """A voice by its name, or the one that a request brought along."""
         if isinstance(asked, Voice):
             return {"voice": asked}

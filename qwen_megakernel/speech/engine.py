@@ -29,21 +29,17 @@ from qwen_megakernel.engine.warm_up import first_words, sustained
 from qwen_megakernel.errors import BackendError, RequestError, TextError, TextTooLongError
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder, Tokens
 from qwen_megakernel.model.prompt_pieces import PromptPieces
-from qwen_megakernel.model.recording import RefAudio
 from qwen_megakernel.model.text import TextTokenizer
-from qwen_megakernel.model.turn_text import Turn
-from qwen_megakernel.model.voice import Voice, VoiceEncoder
+from qwen_megakernel.speech.base import SpeechEngine, whole_text
 from qwen_megakernel.speech.mapping import Mapped, map_requests
 from qwen_megakernel.speech.options import RequestOptions
-from qwen_megakernel.speech.rates import SpeechRates
-from qwen_megakernel.speech.request import RequestChecker, SpeechRequest, check_begun
+from qwen_megakernel.speech.request import SpeechRequest, check_begun
 from qwen_megakernel.speech.retries import say_well
 from qwen_megakernel.trust.selection import resolve
-from spoken_text.front_end import Reading
 from spoken_text.spoken_text import SpokenText, spoken_text, spoken_texts
 
 
-class TTSEngine:
+class TTSEngine(SpeechEngine):
     """Speaks with one checkpoint. Make it with `TTSEngine.load`; a context manager; thread-safe.
 
     Attributes:
@@ -72,11 +68,7 @@ class TTSEngine:
         """
         options, config = options or EngineOptions(), checkpoint.config
         tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
-        self._checkpoint = checkpoint
-        self.config = config
-        self.model = model
         self._backend = backend.name
-        self.variant = config.variant
         pages = shared_pages(options, config.talker.stack, backend)
         need = Need.of(config, backend.dtype, backend.fp8, options)
         self._told_of_memory = partial(told_of_memory, model, backend.device, need, options)
@@ -84,18 +76,17 @@ class TTSEngine:
             loaded = backend.load(options.max_streams, options.max_positions, pages)
             spare = backend.spare() if options.fallback else None
             self._prompts = PromptBuilder(config, tokenizer, loaded.embeddings, kept_voices=options.kept_voices)
-        self._requests = RequestChecker(checkpoint, self._prompts, allow_foreign_voice=options.allow_foreign_voice)
-        self.speakers = self._prompts.speakers
-        self.languages = self._prompts.languages
-        self.rates = SpeechRates(checkpoint)
-        self.tokens = self._prompts.tokens
-        self.sample_rate = config.codec.sample_rate
-        self.max_positions = options.max_positions
+        super().__init__(
+            model,
+            checkpoint,
+            self._prompts,
+            max_positions=options.max_positions,
+            allow_foreign_voice=options.allow_foreign_voice,
+        )
         self.weights = name_of(backend.fp8)
         self.memory = memory_of(loaded, config.talker.stack, backend.dtype, options)
         self.threads = loaded.cpu.threads if loaded.cpu else None
         self._at_once = max(3 * loaded.decoder.narrow, loaded.decoder.width) if loaded.decoder.width > 1 else 0
-        self._voice_encoder = VoiceEncoder(checkpoint)
         self._has_spare = spare is not None
         # PyTorch's slots share no memory, so the spare has fewer.
         full_slots = options.max_streams if pages is None else pages // pages_of_slot(options)
@@ -151,12 +142,6 @@ class TTSEngine:
         self._core.forget()
         torch.cuda.empty_cache()  # what only loading needed
 
-    def placeholder_voice(self) -> Voice | None:
-        """A Base checkpoint's voice for speech that nobody hears, such as a warm-up. Others need none and get None."""
-        if self.variant != "base":
-            return None
-        return Voice.nobody(self.config.talker.stack.hidden_size, self._checkpoint.fingerprint)
-
     # ------------------------------------------------------------ what it tells about itself
 
     @property
@@ -207,22 +192,19 @@ class TTSEngine:
         return snapshot_of(self._core, self._prompts.kept_openings)
 
     def count_retry(self) -> None:
-        """For `metrics()`: an utterance is said again."""
         self._core.admission.tally("retries")
 
-    # ------------------------------------------------------------ what callers use
+    def check_open(self) -> None:
+        self._core.admission.check_open()
 
-    def request(self, **options: Unpack[RequestOptions]) -> SpeechRequest:
-        """How to speak, checked and with every default filled in. `begin`, `parts` and sessions take it. Raises
-        RequestError: the request cannot be served; errors.py has the kinds."""
-        return self._requests.check(options)
+    # ------------------------------------------------------------ what callers use
 
     def generate(self, text: str | SpokenText, **options: Unpack[RequestOptions]) -> Audio:
         """Speak `text` and return the whole utterance. Takes what `submit` takes; the joined chunks of
         `stream` are the same samples. With `retries`, what ends by "runaway" or "length" is said again."""
         self._core.admission.check_open()
         request = self.request(**options)
-        texts = spoken_texts(request.front_end, _whole(text))
+        texts = spoken_texts(request.front_end, whole_text(text))
         return joined([say_well(partial(self._say, one), request, self.count_retry) for one in texts])
 
     def _say(self, text: SpokenText, request: SpeechRequest) -> Audio:
@@ -234,7 +216,7 @@ class TTSEngine:
 
     def stream(self, text: str | SpokenText, **options: Unpack[RequestOptions]) -> ChunkStream:
         """Speak `text` and iterate over its chunks as they are made. Takes what `submit` takes."""
-        return ChunkStream(self.submit(_whole(text), **options))
+        return ChunkStream(self.submit(whole_text(text), **options))
 
     def map(
         self,
@@ -346,16 +328,6 @@ class TTSEngine:
             sequence.input.pieces = PromptPieces(self._prompts, sequence.request.conditioning, self.max_positions)
         self._core.admission.admit(sequence)
 
-    def turn(self, request: SpeechRequest, reading: Reading | None = None) -> Turn:
-        """What cuts a text that comes in pieces into parts that fit a slot. With `max_frames` it cuts at pauses alone.
-
-        Args:
-            reading: of the text that this one continues.
-        """
-        check_begun(request, reading)
-        fits = self._prompts.turn_text(request.conditioning, self.max_positions)
-        return Turn(request.front_end, None if request.capped else fits, reading)
-
     def pieces(self, text: str | SpokenText, **options: Unpack[RequestOptions]) -> list[SpokenText]:
         """Cut `text` at its pauses, and at sentence ends into pieces that each fit a slot with room for their speech.
         What fits comes back whole, without white space around it. Takes what `submit` takes. `submit` speaks a piece as
@@ -368,51 +340,12 @@ class TTSEngine:
         return self.parts(text, self.request(**options))
 
     @torch.inference_mode()
-    def parts(self, text: str | SpokenText, request: SpeechRequest, reading: Reading | None = None) -> list[SpokenText]:
-        """As `pieces`, with a request of `request`.
-
-        Args:
-            reading: of the text that this one continues, as the next sentence of a turn. None: a text of its own.
-        """
-        check_begun(request, reading)
-        parts = []
-        for one in spoken_texts(request.front_end, _whole(text), reading):
-            cut = self._prompts.pieces(
-                one.text,
-                request.conditioning,
-                non_streaming_mode=request.non_streaming_mode,
-                max_positions=self.max_positions,
-            )
-            parts += one.cut(cut)
-        return parts
-
-    @torch.inference_mode()
     def prompt(self, text: str, **options: Unpack[RequestOptions]) -> Prompt:
         """The prompt that `text` would be spoken from, for comparisons; nothing is spoken. Takes what `submit` takes.
         Raises RequestError, EngineClosed: as `submit` would."""
         self._core.admission.check_open()
         request = self.request(**options)
-        return self._prompt(spoken_text(request.front_end, _whole(text)).text, request)
-
-    def create_voice(
-        self, ref_audio: RefAudio | list[RefAudio], ref_text: str | None | list[str | None] = None, *, trim: bool = True
-    ) -> Voice:
-        """Make a voice from reference audio; needs a Base checkpoint. Runs in the caller's thread.
-
-        Args:
-            ref_audio: path, or (samples [n] or [n, channels], rate in Hz); 0.5 to 60 seconds. Or a list of up to 10
-                such recordings of one speaker, whose mean is the speaker vector.
-            ref_text: what the audio says. With it the reference itself leads the prompt (in-context cloning: closer,
-                but longer prompts); without it the speaker vector alone is used. With a list of recordings: what the
-                first one says, or a list with the text of one of them, None for the others. A blank text is none.
-            trim: cut silence from both ends of a recording. The reference implementation does not.
-
-        Raises:
-            AudioError: the audio cannot be used; says why.
-            VoiceError: not a Base checkpoint, a ref_text that is too long, or more than one.
-        """
-        self._core.admission.check_open()
-        return self._voice_encoder.encode(ref_audio, ref_text, trim=trim)
+        return self._prompt(spoken_text(request.front_end, whole_text(text)).text, request)
 
     def close(self, drain_s: float = 0.0) -> None:
         """Take no more utterances, wait up to `drain_s` seconds for the open ones, cancel the rest, end the threads.
@@ -429,12 +362,3 @@ class TTSEngine:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def _whole(text: str | SpokenText | None) -> str | SpokenText:
-    """The text of a call that takes no pieces. Raises TextError: it is none."""
-    if text is None:
-        raise TextError("text must be a string; text that comes in pieces needs submit()")
-    if not isinstance(text, str | SpokenText):
-        raise TextError(f"text must be a string, got {type(text).__name__}")
-    return text

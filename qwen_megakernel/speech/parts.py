@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from qwen_megakernel.engine.audio import Audio, Chunk
-from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.errors import TextEndedError
 from qwen_megakernel.model.edges import silent_end_s
 from qwen_megakernel.model.turn_text import Turn
-from qwen_megakernel.speech.engine import TTSEngine
+from qwen_megakernel.speech.base import BegunUtterance, SpeechEngine
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.retries import next_attempt
 from spoken_text.cutting import check_unicode
@@ -54,7 +53,7 @@ class Parts:
 
     def __init__(
         self,
-        engine: TTSEngine,
+        engine: SpeechEngine,
         request: SpeechRequest,
         reading: Reading | None,
         receive: "weakref.WeakMethod[Callable[[Chunk | None], None]]",
@@ -75,7 +74,7 @@ class Parts:
         self._cancelled = False
         self.complete = True
         self.blank = False
-        self.utterance: Utterance | None = None
+        self.utterance: BegunUtterance | None = None
 
     def begin(self, text: str | SpokenText | None, opening: str, ended: bool) -> None:
         """See `SpeechSession.begin`. It can be called again if the engine was busy."""
@@ -109,7 +108,7 @@ class Parts:
         whole = "".join(texts)
         return SpokenText(whole) if whole.strip() else None
 
-    def _start(self, text: SpokenText | None, request: SpeechRequest) -> Utterance:
+    def _start(self, text: SpokenText | None, request: SpeechRequest) -> BegunUtterance:
         self._current, self._asked = text, request
         receive = self._receive()
         assert receive, "who calls this has it"

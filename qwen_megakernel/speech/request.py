@@ -12,7 +12,7 @@ from qwen_megakernel.engine.input import Request
 from qwen_megakernel.errors import InstructError, RequestError, SpeakerError, TextError, VoiceError
 from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.edges import FADE_S
-from qwen_megakernel.model.prompt import PromptBuilder
+from qwen_megakernel.model.prompt import PromptText
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.sampling_params import SamplingParams
 from qwen_megakernel.speech.options import idle, read_options, table
@@ -101,7 +101,7 @@ def text_front_end(options: Mapping[str, Any], language: str | None, languages: 
 class RequestChecker:
     """Checks options against what one checkpoint can do."""
 
-    def __init__(self, checkpoint: Checkpoint, prompts: PromptBuilder, *, allow_foreign_voice: bool = False):
+    def __init__(self, checkpoint: Checkpoint, prompts: PromptText, *, allow_foreign_voice: bool = False):
         self._checkpoint, self._config = checkpoint, checkpoint.config
         self._prompts = prompts
         self._allow_foreign = allow_foreign_voice

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from qwen_megakernel.errors import AudioError, RequestError, TTSError, VoiceError
 from qwen_megakernel.model.voice import Voice
-from qwen_megakernel.speech.engine import TTSEngine
+from qwen_megakernel.speech.base import SpeechEngine
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class SavedVoices:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel voice")
 
     async def add(
-        self, engine: TTSEngine, name: str, recording: str | bytes, text: str | None, *, replace: bool = False
+        self, engine: SpeechEngine, name: str, recording: str | bytes, text: str | None, *, replace: bool = False
     ) -> None:
         """Make a voice from a recording. If the calling task is cancelled, nothing changes.
 
@@ -87,7 +87,7 @@ class SavedVoices:
         finally:
             self._being_made.discard(name)
 
-    async def make(self, engine: TTSEngine, recording: str | bytes, text: str | None) -> Voice:
+    async def make(self, engine: SpeechEngine, recording: str | bytes, text: str | None) -> Voice:
         """A voice that is not kept, made behind those that were asked for before. `recording`, `text`: as `add` takes
         them. Raises RequestError: the recording cannot be used."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, _create, engine, recording, text)
@@ -136,7 +136,7 @@ def _files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _create(engine: TTSEngine, recording: str | bytes, text: str | None) -> Voice:
+def _create(engine: SpeechEngine, recording: str | bytes, text: str | None) -> Voice:
     with tempfile.NamedTemporaryFile() as file:
         for piece in [recording] if isinstance(recording, bytes) else _decode_base64(recording):
             file.write(piece)

@@ -24,7 +24,7 @@ import numpy as np
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.callbacks import returns_at_once
 from qwen_megakernel.errors import EngineBusy, NoWordsError, RequestError, TextEndedError, TTSError
-from qwen_megakernel.speech.engine import TTSEngine
+from qwen_megakernel.speech.base import SpeechEngine
 from qwen_megakernel.speech.events import Began, Ended, Event, Sound, Words
 from qwen_megakernel.speech.parts import CUT, Parts
 from qwen_megakernel.speech.request import SpeechRequest
@@ -59,7 +59,7 @@ class SpeechSession:
 
     def __init__(
         self,
-        engine: TTSEngine,
+        engine: SpeechEngine,
         executor: Executor,
         request: SpeechRequest,
         *,
