@@ -52,6 +52,7 @@ class Decoder:
     the ring holds which stream's frame lies where."""
 
     max_positions = 2048
+    attention = None
 
     def __init__(self, gpu: Gpu, slots: int, width: int, pages: int):
         self.gpu, self.slots, self.pages = gpu, slots, pages

@@ -49,7 +49,7 @@ class TTSEngine:
     Attributes:
         model: what it was loaded from: a folder, a hub id, or "demo".
         config: the checkpoint's; variant: its "base", "custom_voice" or "voice_design".
-        tokens: text -> its ids, as `Tokens`; raises TextError. Any thread may call it.
+        tokens: text -> its ids, as `Tokens`; raises TextError. spelt: ids -> the text of each. Thread-safe.
         speakers: what `speaker` may be (CustomVoice), in the checkpoint's order.
         languages: names that `language` may have, "auto" first.
         rates: the paces of its voices, for word times.
@@ -89,6 +89,7 @@ class TTSEngine:
         self.languages = self._prompts.languages
         self.rates = SpeechRates(checkpoint)
         self.tokens = self._prompts.tokens
+        self.spelt = tokenizer.spelt
         self.sample_rate = config.codec.sample_rate
         self.max_positions = options.max_positions
         self.weights = name_of(backend.fp8)
@@ -106,6 +107,7 @@ class TTSEngine:
             limits=options,
             spare=partial(spare.load, full_slots, options.max_positions) if spare else None,
             void=backend.void,
+            text_head=config.text_head,
         )
         self._core.start()
         weakref.finalize(self, self._core.stop).atexit = False  # dropped without close(): the threads end too
@@ -163,6 +165,11 @@ class TTSEngine:
     def backend(self) -> str:
         """ "megakernel" or "torch"."""
         return "torch" if self._core.loop.fell_back else self._backend
+
+    @property
+    def measures_words(self) -> bool:
+        """Do utterances that begin now tell when their tokens are spoken (`Audio.token_s`)?"""
+        return self._core.finder.head is not None
 
     @property
     def slots(self) -> int:
@@ -330,6 +337,7 @@ class TTSEngine:
         sequence.stopwatch.arrived = sequence.stopwatch.begin(arrived)
         sequence.add_text(text)
         tokens = self._prompts.tokens(text)
+        sequence.input.tokens = tokens.text
         sequence.stopwatch.mark("tokenise")
         prompt = self._prompt(tokens, sequence.request)
         sequence.stopwatch.mark("prompt")
@@ -343,7 +351,8 @@ class TTSEngine:
 
     def _begin_pieces(self, sequence: SpeechSequence) -> None:
         with self._core.in_order():
-            sequence.input.pieces = PromptPieces(self._prompts, sequence.request.conditioning, self.max_positions)
+            pieces = PromptPieces(self._prompts, sequence.request.conditioning, self.max_positions)
+        sequence.input.pieces, sequence.input.tokens = pieces, pieces.tokens
         self._core.admission.admit(sequence)
 
     def turn(self, request: SpeechRequest, reading: Reading | None = None) -> Turn:

@@ -1,0 +1,160 @@
+"""MeasuredWords: when each word of an utterance begins, by when its tokens are spoken (engine/text_path.py).
+
+The tokens are those of the spoken text, in which the normalizer and the lexicon have changed words. Most words stay, so
+both texts are the same between the changed places. There the written words share the time of the spoken ones by their
+length.
+"""
+
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from qwen_megakernel.model.edges import SpeechBounds
+from qwen_megakernel.speech.words import WORD, SpeechRate, Word, WordTimes, weight
+from spoken_text.normalize import Silence
+
+_WRITTEN, _SPOKEN = 8, 32  # words that a changed place has at most
+_UNSPOKEN = 3  # spoken words more in a changed place are as unlikely as that its written ones are not spoken
+
+
+class _Spoken(NamedTuple):
+    """A word of the spoken text."""
+
+    key: str
+    weight: float
+    token: int  # its first one
+
+
+class MeasuredWords(WordTimes):
+    """The words of a text that may be said in parts. A word is given out once its first token has begun."""
+
+    measured = True
+
+    def __init__(self, spelt: Callable[[list[int]], list[str]], silence: Silence | None = None):
+        """
+        Args:
+            spelt: `TTSEngine.spelt`.
+            silence: as in `WordTimes`.
+        """
+        super().__init__(SpeechRate(), silence=silence)
+        self._spelt = spelt
+        self._heard_s = 0.0
+        self._starts: list[float] = []  # of tokens, in seconds
+        self._spoken: list[_Spoken] = []
+        self._matched = 0  # of these; the next written word begins with the one behind them
+        self._guessed = False  # the last of them began a changed place whose end is not known
+        self._places: list[int] = []  # for each of the first of `_words`, the spoken word with which it begins
+        self._begin_part()
+
+    def _begin_part(self) -> None:
+        self._part = self._heard_s, len(self._starts), len(self._spoken)  # where it begins: seconds, tokens, words
+        self._tokens = 0  # of the part
+        self._silent: list[float] = []  # starts of tokens before its sound
+        self._bounds: SpeechBounds | None = None
+
+    def hear(self, samples: np.ndarray, sample_rate: int) -> None:
+        self._heard_s += len(samples) / sample_rate
+        self._bounds = self._bounds or SpeechBounds(sample_rate)
+        if self._bounds.begin is None:
+            self._bounds.push(samples)
+            self._onset = (self._bounds.begin or 0) / sample_rate
+
+    def enter(self, tokens: list[int], starts: Sequence[float]) -> None:
+        """More tokens have begun. `tokens`: of the part's text so far. `starts`: see `Chunk.token_s`; the sound up to
+        there was heard."""
+        begin, token, word = self._part
+        if len(tokens) > self._tokens:
+            self._tokens = len(tokens)
+            self._spoken[word:] = _spoken_words(self._spelt(tokens), token)
+        self._silent += starts
+        if self._bounds and self._bounds.begin is not None:  # no word begins in the silence before the speech
+            self._starts += [begin + max(self._onset, start) for start in self._silent]
+            self._silent = []
+        self._give_begun()
+
+    def end_part(self) -> None:
+        self._starts += [self._heard_s] * (self._part[1] + self._tokens - len(self._starts))
+        self._give_begun()
+        self._begin_part()
+
+    def due(self) -> list[tuple[str, float]]:
+        due, self._due = self._due, []
+        return due
+
+    def finish(self) -> list[tuple[str, float]]:
+        self.flush()
+        self.end_part()
+        self._give_begun(final=True)
+        for word in self._words:
+            self._tell(word, self._heard_s)
+        return self.due()
+
+    def _tell(self, word: Word, at: float) -> None:
+        self._told = max(self._told, at)
+        self._due.append((word.text, self._told))
+
+    def _give_begun(self, final: bool = False) -> None:
+        """Give out the words whose tokens have begun. `final`: no spoken word will come."""
+        self._place(final)
+        while self._places and self._places[0] < len(self._spoken):
+            token = self._spoken[self._places[0]].token
+            if token >= len(self._starts):
+                break
+            if not self._words:  # it is spoken, so it is whole
+                self._end_words()
+            del self._places[0]
+            self._tell(self._words.pop(0), self._starts[token])
+
+    def _place(self, final: bool) -> None:
+        """Find with which spoken words the next written ones begin. Those before the next words that are alike, or
+        before the end, share the spoken ones. While these are not known, all but the first wait."""
+        left = [*self._words, *self._words_up_to(len(self._open))[0]][len(self._places) :]
+        while spoken := self._spoken[self._matched : self._matched + _SPOKEN]:
+            keys = [key for key in map(_key, left[: 2 * _WRITTEN]) if key][:_WRITTEN]
+            if not keys or spoken[0].token >= len(self._starts):
+                return
+            alike = [(a, b) for a, key in enumerate(keys) for b, word in enumerate(spoken) if key == word.key]
+            if alike:
+                written, said = min(alike, key=lambda counts: sum(counts) + (0 if counts[1] else _UNSPOKEN))
+                left = self._share(left, _first(left, written), said)
+                left = self._share(left, _first(left, 1), 1)
+            elif final:
+                left = self._share(left, len(left), len(spoken))
+            elif not self._guessed:
+                left = self._share(left, _first(left, 1), 1)
+            self._guessed = not alike
+            if self._guessed and not final:
+                return
+
+    def _share(self, left: list[Word], written: int, spoken: int) -> list[Word]:
+        """The first of the words that are left are said as so many spoken ones. Returns the others."""
+        said = list(accumulate((word.weight for word in self._spoken[self._matched :][:spoken]), initial=0.0))
+        before, total = 0.0, sum(word.weight for word in left[:written]) or 1.0
+        for word in left[:written]:
+            nearest = min(range(max(1, spoken)), key=lambda index: abs(said[index] - said[-1] * before / total))
+            self._places.append(self._matched + nearest)
+            before += word.weight
+        self._matched += spoken
+        return left[written:]
+
+
+def _key(word: Word) -> str:
+    """What is the same in a written and a spoken word; empty for one without sound."""
+    text = unicodedata.normalize("NFKD", word.text).casefold() if word.weight else ""
+    return "".join(filter(str.isalnum, text))
+
+
+def _first(words: list[Word], count: int) -> int:
+    """How many words have the first so many with sound among them."""
+    return [0, *(index + 1 for index, word in enumerate(words[: 2 * _WRITTEN]) if _key(word))][count]
+
+
+def _spoken_words(tokens: list[str], first: int) -> list[_Spoken]:
+    """The words with sound of a text. `tokens`: their texts. `first`: number of the first one."""
+    ends = list(accumulate(map(len, tokens)))
+    found = [(Word(word[0], weight(word[0]), 0), word.start()) for word in WORD.finditer("".join(tokens))]
+    return [_Spoken(key, word.weight, first + bisect_right(ends, at)) for word, at in found if (key := _key(word))]
