@@ -45,8 +45,8 @@ class TextPath:
                 before = self._behind[token] if token < len(self._behind) else 0.0
                 # It begins where half of the attention has got to it, between the frame before and this one.
                 back = (behind[token] - behind[0] / 2) / max(1e-9, behind[token] - before)
-                time = FRAME_S * (self._frames - min(1.0, max(0.0, float(back)))) + self._head.offset_s
-                self.starts.append(max(0.0, time, *self.starts[-1:]))
+                frame = max(0.0, self._frames - min(1.0, max(0.0, float(back))))
+                self.starts.append(max(0.0, FRAME_S * frame + self._head.offset_s, *self.starts[-1:]))
         self._frames += 1
         self._behind = behind
 

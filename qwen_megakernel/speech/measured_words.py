@@ -11,12 +11,10 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
-
-from qwen_megakernel.model.edges import SpeechBounds
 from qwen_megakernel.speech.words import WORD, SpeechRate, Word, WordTimes, weight
 from spoken_text.normalize import Silence
 
+_EARLY_S = 0.0  # what begins so shortly before a pause is behind it
 _WRITTEN, _SPOKEN = 8, 32  # words that a changed place has at most
 _UNSPOKEN = 3  # spoken words more in a changed place are as unlikely as that its written ones are not spoken
 
@@ -53,15 +51,16 @@ class MeasuredWords(WordTimes):
     def _begin_part(self) -> None:
         self._part = self._heard_s, len(self._starts), len(self._spoken)  # where it begins: seconds, tokens, words
         self._tokens = 0  # of the part
-        self._silent: list[float] = []  # starts of tokens before its sound
-        self._bounds: SpeechBounds | None = None
+        self._begun: list[float] = []  # as `_starts`; the sound there may be silence
+        self._silences: list[tuple[float, float]] = []  # begin and end of those that are over
+        self._speech = self._quiet = 0.0
 
-    def hear(self, samples: np.ndarray, sample_rate: int) -> None:
-        self._heard_s += len(samples) / sample_rate
-        self._bounds = self._bounds or SpeechBounds(sample_rate)
-        if self._bounds.begin is None:
-            self._bounds.push(samples)
-            self._onset = (self._bounds.begin or 0) / sample_rate
+    def _hear(self, silent: bool, seconds: float) -> None:
+        if not silent and self._pausing:
+            self._silences.append((self._heard_s - self._quiet, self._heard_s))
+        self._heard_s += seconds
+        self._quiet = self._quiet + seconds if silent else 0.0
+        self._speech += 0.0 if silent else seconds
 
     def enter(self, tokens: list[int], starts: Sequence[float]) -> None:
         """More tokens have begun. `tokens`: of the part's text so far. `starts`: see `Chunk.token_s`; the sound up to
@@ -70,10 +69,12 @@ class MeasuredWords(WordTimes):
         if len(tokens) > self._tokens:
             self._tokens = len(tokens)
             self._spoken[word:] = _spoken_words(self._spelt(tokens), token)
-        self._silent += starts
-        if self._bounds and self._bounds.begin is not None:  # no word begins in the silence before the speech
-            self._starts += [begin + max(self._onset, start) for start in self._silent]
-            self._silent = []
+        self._begun += [begin + start for start in starts]
+        # The attention gets to a word in the pause before it.
+        while self._begun and (not self._quiet or self._begun[0] < self._heard_s - self._quiet - _EARLY_S):
+            at = self._begun.pop(0)
+            ends = [end for start, end in self._silences if start - _EARLY_S <= at < end]
+            self._starts.append(max([at, *ends, *self._starts[-1:]]))
         self._give_begun()
 
     def end_part(self) -> None:
