@@ -26,11 +26,13 @@ from qwen_megakernel.speech.events import Sound, Words
 from qwen_megakernel.speech.measured_words import MeasuredWords
 from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.speech.words import words_of
+from spoken_text.front_end import TextFrontEnd
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools" / "demo_voice"))
 import as_typed
 
 RATE = 24000
+FRONT_END = TextFrontEnd("english", "auto")
 
 
 @pytest.fixture
@@ -102,6 +104,8 @@ CHANGED = [
     ("On May 4, 2024. We go", "On May fourth, twenty twenty-four. We go", [0, 1, 2, 3, 5, 6]),
     ("**So** — yes, Zoë!", "So yes, Zoe!", [0, 1, 1, 2]),
     ("the 3 of the 4", "the three of the four", [0, 1, 2, 3, 4]),
+    ("7 3, 0 4 21 8", "seven three, zero four twenty-one eight", [0, 1, 2, 3, 4, 5]),
+    ("3,250 4 $3.50", "three thousand, two hundred and fifty four three dollars, fifty cents", [0, 6, 7]),
     ("Ask Dr. No at 5", "Ask Doctor No at five", [0, 1, 2, 3, 4]),
 ]
 """As it is written, as it is spoken, and with which spoken word each written one begins."""
@@ -112,19 +116,20 @@ CHANGED = [
 def test_written_words_begin_with_the_spoken_ones(rng, written, spoken, begins, pieces):
     tokens = [spoken[start : start + 2] for start in range(0, len(spoken), 2)]
     starts = [0.1, *accumulate((rng.uniform(0.05, 0.3) for _ in tokens[1:]), initial=0.4)][: len(tokens)]
-    words = MeasuredWords(lambda ids: [tokens[i] for i in ids])
+    words = MeasuredWords(lambda ids: [tokens[i] for i in ids], FRONT_END.fragment)
     for piece in cut(written, rng) if pieces else [written]:
         words.add(piece)
     words.hear(np.full(round(starts[-1] * RATE) + 4800, 0.3, np.float32), RATE)
+    ends = list(accumulate(map(len, tokens)))
+    places = [spoken.index(word, at) for word, at in zip(spoken.split(), _places(spoken), strict=True)]
+    expected = [starts[next(i for i, end in enumerate(ends) if end > places[word])] for word in begins]
     told, known = [], 0
     for count in range(1, len(tokens) + 1):
         known = max(known, rng.randint(count, len(tokens)))
         words.enter(list(range(known)), starts[count - 1 : count])
         told += words.due()
+        assert len(told) == sum(at <= starts[count - 1] for at in expected)
     told += words.finish()
-    ends = list(accumulate(map(len, tokens)))
-    places = [spoken.index(word, at) for word, at in zip(spoken.split(), _places(spoken), strict=True)]
-    expected = [starts[next(i for i, end in enumerate(ends) if end > places[word])] for word in begins]
     assert [word for word, _ in told] == words_of(written)
     assert [at for _, at in told] == pytest.approx(expected)
 
@@ -134,7 +139,7 @@ def _places(text: str) -> list[int]:
 
 
 def test_no_word_begins_in_the_silence_before_the_speech():
-    words = MeasuredWords(lambda ids: ["Hello", " there"][: len(ids)])
+    words = MeasuredWords(lambda ids: ["Hello", " there"][: len(ids)], str)
     words.add("Hello there")
     words.hear(np.zeros(RATE // 2, np.float32), RATE)
     words.enter([0, 1], [0.1])

@@ -17,7 +17,7 @@ from qwen_megakernel.engine.failures import Failures
 from qwen_megakernel.engine.scheduler import Scheduler
 from qwen_megakernel.engine.sequence import SpeechSequence, State
 from qwen_megakernel.engine.slots import Slots
-from qwen_megakernel.errors import KernelFault
+from qwen_megakernel.errors import KernelFault, SpeechError
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """MeasuredWords: when each word of an utterance begins, by when its tokens are spoken (engine/text_path.py).
 
 The tokens are those of the spoken text, in which the normalizer and the lexicon have changed words. Most words stay, so
-both texts are the same between the changed places. There the written words share the time of the spoken ones by their
-length.
+both texts are the same between the changed places. There each written word is read alone, to count how many spoken
+ones it takes.
 """
 
 import unicodedata
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from qwen_megakernel.speech.words import WORD, SpeechRate, Word, WordTimes, weight
+from qwen_megakernel.speech.words import WORD, SpeechRate, Word, WordTimes
 from spoken_text.normalize import Silence
 
 _EARLY_S = 0.0  # what begins so shortly before a pause is behind it
@@ -23,7 +23,6 @@ class _Spoken(NamedTuple):
     """A word of the spoken text."""
 
     key: str
-    weight: float
     token: int  # its first one
 
 
@@ -32,19 +31,21 @@ class MeasuredWords(WordTimes):
 
     measured = True
 
-    def __init__(self, spelt: Callable[[list[int]], list[str]], silence: Silence | None = None):
+    def __init__(
+        self, spelt: Callable[[list[int]], list[str]], speak: Callable[[str], str], silence: Silence | None = None
+    ):
         """
         Args:
             spelt: `TTSEngine.spelt`.
+            speak: `TextFrontEnd.fragment`.
             silence: as in `WordTimes`.
         """
         super().__init__(SpeechRate(), silence=silence)
-        self._spelt = spelt
+        self._spelt, self._speak = spelt, speak
         self._heard_s = 0.0
         self._starts: list[float] = []  # of tokens, in seconds
         self._spoken: list[_Spoken] = []
         self._matched = 0  # of these; the next written word begins with the one behind them
-        self._guessed = False  # the last of them began a changed place whose end is not known
         self._places: list[int] = []  # for each of the first of `_words`, the spoken word with which it begins
         self._begin_part()
 
@@ -89,7 +90,6 @@ class MeasuredWords(WordTimes):
     def finish(self) -> list[tuple[str, float]]:
         self.flush()
         self.end_part()
-        self._give_begun(final=True)
         for word in self._words:
             self._tell(word, self._heard_s)
         return self.due()
@@ -98,9 +98,9 @@ class MeasuredWords(WordTimes):
         self._told = max(self._told, at)
         self._due.append((word.text, self._told))
 
-    def _give_begun(self, final: bool = False) -> None:
-        """Give out the words whose tokens have begun. `final`: no spoken word will come."""
-        self._place(final)
+    def _give_begun(self) -> None:
+        """Give out the words whose tokens have begun."""
+        self._place()
         while self._places and self._places[0] < len(self._spoken):
             token = self._spoken[self._places[0]].token
             if token >= len(self._starts):
@@ -110,9 +110,9 @@ class MeasuredWords(WordTimes):
             del self._places[0]
             self._tell(self._words.pop(0), self._starts[token])
 
-    def _place(self, final: bool) -> None:
-        """Find with which spoken words the next written ones begin. Those before the next words that are alike, or
-        before the end, share the spoken ones. While these are not known, all but the first wait."""
+    def _place(self) -> None:
+        """Find with which spoken words the next written ones begin: up to the next two that are alike, or one by
+        one."""
         left = [*self._words, *self._words_up_to(len(self._open))[0]][len(self._places) :]
         while spoken := self._spoken[self._matched : self._matched + _SPOKEN]:
             keys = [key for key in map(_key, left[: 2 * _WRITTEN]) if key][:_WRITTEN]
@@ -122,25 +122,25 @@ class MeasuredWords(WordTimes):
             if alike:
                 written, said = min(alike, key=lambda counts: sum(counts) + (0 if counts[1] else _UNSPOKEN))
                 left = self._share(left, _first(left, written), said)
-                left = self._share(left, _first(left, 1), 1)
-            elif final:
-                left = self._share(left, len(left), len(spoken))
-            elif not self._guessed:
-                left = self._share(left, _first(left, 1), 1)
-            self._guessed = not alike
-            if self._guessed and not final:
-                return
+            left = self._share(left, _first(left, 1), 1 if alike else self._said(left[_first(left, 1) - 1 :]))
 
-    def _share(self, left: list[Word], written: int, spoken: int) -> list[Word]:
+    def _share(self, left: list[Word], written: int, said: int) -> list[Word]:
         """The first of the words that are left are said as so many spoken ones. Returns the others."""
-        said = list(accumulate((word.weight for word in self._spoken[self._matched :][:spoken]), initial=0.0))
-        before, total = 0.0, sum(word.weight for word in left[:written]) or 1.0
-        for word in left[:written]:
-            nearest = min(range(max(1, spoken)), key=lambda index: abs(said[index] - said[-1] * before / total))
-            self._places.append(self._matched + nearest)
-            before += word.weight
-        self._matched += spoken
+        shares = [self._said(left[index:]) for index in range(written)] if written > 1 else [1]
+        for before in accumulate(shares[: written - 1], initial=0) if written else ():
+            self._places.append(self._matched + min(round(said * before / (sum(shares) or 1)), max(0, said - 1)))
+        self._matched += said
         return left[written:]
+
+    def _said(self, words: list[Word]) -> int:
+        """With how many spoken words the first of the words is said. Read alone it may be said otherwise."""
+        if not _key(words[0]):
+            return 0
+        following = next((word.text for word in words[1:] if _key(word)), "")
+        both, second = (
+            len(_spoken_words([self._speak(text)], 0)) for text in (f"{words[0].text} {following}", following)
+        )
+        return max(1, both - second)
 
 
 def _key(word: Word) -> str:
@@ -157,5 +157,5 @@ def _first(words: list[Word], count: int) -> int:
 def _spoken_words(tokens: list[str], first: int) -> list[_Spoken]:
     """The words with sound of a text. `tokens`: their texts. `first`: number of the first one."""
     ends = list(accumulate(map(len, tokens)))
-    found = [(Word(word[0], weight(word[0]), 0), word.start()) for word in WORD.finditer("".join(tokens))]
-    return [_Spoken(key, word.weight, first + bisect_right(ends, at)) for word, at in found if (key := _key(word))]
+    found = [(Word(word[0], 1.0, 0), word.start()) for word in WORD.finditer("".join(tokens))]
+    return [_Spoken(key, first + bisect_right(ends, at)) for word, at in found if (key := _key(word))]

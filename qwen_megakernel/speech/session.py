@@ -87,8 +87,10 @@ class SpeechSession:
         self._words: WordTimes | None = None
         if rate:
             silence = (reading.silence if reading else Silence()) if request.normalizes else None
-            measured = engine.measures_words
-            self._words = MeasuredWords(engine.spelt, silence) if measured else WordTimes(rate, request.speed, silence)
+            if engine.measures_words:
+                self._words = MeasuredWords(engine.spelt, request.front_end.fragment, silence)
+            else:
+                self._words = WordTimes(rate, request.speed, silence)
         self._words_at_end = words_at_end
         # Chunks. None: the part has ended. FLUSH: the writer is slow, so the last word is a whole one.
         self._items: asyncio.Queue[Chunk | Flush | None] = asyncio.Queue()
