@@ -39,9 +39,11 @@ class TextPath:
         attention = attention[0, self._head.head]
         behind = attention[::-1].cumsum()[::-1]
         at = max(0, len(self.starts) - 1)
-        near = attention[at : at + 1 + _MOST]
-        if near.sum() >= _LEAST_SHARE:
-            for token in range(len(self.starts), at + int(near.argmax()) + 1):
+        near, far = attention[at : at + 1 + _MOST], behind[at + 1 + _MOST :]
+        if near.sum() >= _LEAST_SHARE or len(far) and far[0] > 0.5:
+            # Tokens without sound, such as four marks in a row, may be left out all at once.
+            to = at + (_MOST if len(far) and far[0] > 0.5 else int(near.argmax()))
+            for token in range(len(self.starts), to + 1):
                 before = self._behind[token] if token < len(self._behind) else 0.0
                 # It begins where half of the attention has got to it, between the frame before and this one.
                 back = (behind[token] - behind[0] / 2) / max(1e-9, behind[token] - before)
