@@ -26,6 +26,7 @@ from qwen_megakernel.speech.events import Sound, Words
 from qwen_megakernel.speech.measured_words import MeasuredWords
 from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.speech.words import words_of
+from qwen_megakernel.trust import text_heads
 from spoken_text.front_end import TextFrontEnd
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools" / "demo_voice"))
@@ -74,26 +75,39 @@ def test_what_the_path_has_passed_stays_passed(rng):
     assert before == sorted(before)
 
 
+SPOKEN = [np.zeros(1920, np.float32)] * 2 + [np.full(1920, 0.3, np.float32)]
+"""Sound of an utterance whose speech begins after two frames."""
+
+
 def test_a_head_is_found_by_how_it_goes_through_the_text(rng):
-    """One of 12 follows; the others jump about, or look elsewhere."""
+    """One of 12 follows; the others jump about, or look elsewhere. Its tokens are heard some frames later."""
     where, noise = (rng.randrange(3), rng.randrange(4)), np.random.default_rng(rng.randrange(2**31))
-    finder = HeadFinder(True, None)
+    late, kept = rng.uniform(-1.5, 1.5), []
+    finder = HeadFinder(keep=kept.append)
     while not finder.head:
-        starts = [0.0, *accumulate(rng.uniform(2.1, 6) for _ in range(12))]
-        trial = finder.path(0)
-        for frame in attention_of(starts, int(starts[-1]) + 3):
+        heard = [0.0, *(2 + at for at in accumulate(rng.uniform(3.6, 4.4) for _ in range(12)))]
+        path = finder.path(0)
+        for frame in attention_of([0.0, *(start - late for start in heard[1:])], int(heard[-1]) + 5):
             heads = noise.dirichlet(np.full(13, 0.1), (3, 4))
-            heads[0, 0] *= 0.5
+            heads[0, 0] *= 0.3
             heads[where] = frame
-            trial.see(heads)
-        finder.judge(trial, 13)
-    assert (finder.head.layer, finder.head.head) == where and isinstance(finder.path(0), TextPath)
+            path.see(heads[path.layers])
+        finder.judge(path, 13, SPOKEN)
+    assert kept == [finder.head] and (finder.head.layer, finder.head.head) == where
+    assert finder.head.offset_s == pytest.approx(FRAME_S * late - 0.1, abs=0.03), "0.1: the speech's onset"
+    assert isinstance(finder.path(0), TextPath)
 
 
-def test_the_search_for_a_head_ends():
-    finder = HeadFinder(True, None)
+def test_the_search_for_a_head_ends(rng):
+    kept, noise = [], np.random.default_rng(rng.randrange(2**31))
+    finder = HeadFinder(keep=kept.append)
     assert [isinstance(finder.path(0), HeadTrial) for _ in range(100)].count(True) == 20
-    assert HeadFinder(False, TextHead(0, 0, 0.0)).path(0) is None, "a backend that tells no attention"
+    assert HeadFinder().path(0) is None, "a backend that tells no attention"
+    trial = HeadTrial(0)
+    for _ in range(200):
+        trial.see(noise.dirichlet(np.full(13, 0.1), (3, 4)))
+    finder.judge(trial, 13, SPOKEN)
+    assert kept == [None] and finder.head is None and finder.path(0) is None
 
 
 # ---------------------------------------------------------------- words
@@ -238,15 +252,38 @@ def demo_with(folder: Path, text_head) -> Path:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_names_no_head_is_searched_while_it_speaks(tmp_path):
-    with TTSEngine.load(demo_with(tmp_path / "voice", None), threads=1) as engine:
+def test_a_checkpoint_that_names_no_head_is_searched_while_it_speaks(tmp_path, monkeypatch):
+    """What was found is kept, and told by doctor."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    folder, texts = demo_with(tmp_path / "voice", None), as_typed.sentences()
+    with TTSEngine.load(folder, threads=1) as engine:
         assert not engine.measures_words
-        for seed, text in enumerate(as_typed.sentences()[:40]):
-            audio = engine.generate(text, sampling=seeded(seed))
-            if audio.token_s is not None:
+        for seed, text in enumerate(texts):
+            assert engine.generate(text, sampling=seeded(seed)).token_s is None
+            if head := engine._core.finder.head:
                 break
-        head = engine._core.finder.head
-    assert (head.layer, head.head) in [(3, 2), (3, 0), (2, 0)], "the heads that are within 0.06 s"
+    assert (head.layer, head.head, head.offset_s) in [(3, 2, pytest.approx(0.08, abs=0.05))]
+    with TTSEngine.load(folder, threads=1) as engine:
+        assert engine.measures_words and engine._core.finder.head == head
+        assert engine.generate(texts[0]).token_s
+    [told_of_it] = text_heads.told()
+    assert told_of_it.startswith(f"{folder}: measured, because head 2 of layer 3 follows the text")
+
+
+def test_random_weights_have_no_such_head(tmp_path, monkeypatch, tiny):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    folder = tmp_path / "voice"
+    shutil.copytree(tiny("custom_voice"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"random_weights": False}))
+    for _ in range(2):  # the second time it is known
+        with TTSEngine.load(folder, threads=1) as engine:
+            for seed in range(60):
+                audio = engine.generate("Hello there, how are you?", sampling=seeded(seed), max_frames=60)
+                if not engine._core.finder._tries:
+                    break
+            assert audio.token_s is None and not engine.measures_words
+    assert text_heads.told() == [f"{folder}: estimated, because no head of its talker follows the text"]
 
 
 @pytest.mark.parametrize("wrong", [{"layer": 5}, {"head": 4}, {"layer": -1}, {"offset_s": "late"}, {"head": 1.5}])

@@ -12,7 +12,7 @@ from typing import Any
 
 from qwen_megakernel.checkpoint.codec_config import CODEC_TYPE, CodecConfig
 from qwen_megakernel.checkpoint.foreign import check_format
-from qwen_megakernel.checkpoint.json_object import MOST_LAYERS, JsonObject, read_json
+from qwen_megakernel.checkpoint.json_object import MOST, MOST_LAYERS, JsonObject, read_json
 from qwen_megakernel.choices import VARIANTS
 from qwen_megakernel.errors import CheckpointError, SamplingError
 from qwen_megakernel.sampling_params import SamplingParams
@@ -345,7 +345,7 @@ class ModelConfig:
             max_frames=max_frames,
             random_weights=js.get("random_weights", bool, False),
             seconds_per_letter=_paces(js, talker),
-            text_head=_text_head(js.child("text_head"), talker.stack) if "text_head" in js else None,
+            text_head=text_head_of(js.child("text_head"), talker.stack) if "text_head" in js else None,
             **special,
         )
 
@@ -358,9 +358,11 @@ def _paces(js: JsonObject, talker: TalkerConfig) -> dict[str, float]:
     return paces
 
 
-def _text_head(js: JsonObject, stack: StackConfig) -> TextHead:
-    layer = js.size("layer", least=0, most=stack.num_layers - 1)
-    return TextHead(layer, js.size("head", least=0, most=stack.num_heads - 1), js.get("offset_s", float))
+def text_head_of(js: JsonObject, stack: StackConfig | None = None) -> TextHead:
+    """Raises CheckpointError: a value is missing, or a talker of this size has no such head."""
+    layers, heads = (stack.num_layers, stack.num_heads) if stack else (MOST_LAYERS, MOST)
+    head = js.size("layer", least=0, most=layers - 1), js.size("head", least=0, most=heads - 1)
+    return TextHead(*head, js.get("offset_s", float))
 
 
 def _read_generation(path: Path) -> tuple[SamplingParams, int]:

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from qwen_megakernel.backend.cpu_threads import use_threads
 from qwen_megakernel.backend.interfaces import CpuSpeed, LoadedModel
-from qwen_megakernel.checkpoint.config import TextHead
 from qwen_megakernel.engine.admission import Admission
 from qwen_megakernel.engine.audio import FRAME_S, Chunk
 from qwen_megakernel.engine.callbacks import CallbackRunner, DirectCalls
@@ -62,13 +61,13 @@ class EngineCore:
         limits: EngineOptions,
         spare: Callable[[], LoadedModel] | None = None,
         void: Callable[[], None] | None = None,
-        text_head: TextHead | None = None,
+        finder: HeadFinder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`spare`: makes the model of `Loop`'s spare. `void`: see `Failures`. `text_head`: the checkpoint's."""
+        """`spare`: makes the model of `Loop`'s spare. `void`: see `Failures`. `finder`: of the checkpoint."""
         if limits.fallback is not None and spare is None:
             log.warning("fallback changes nothing: PyTorch speaks already")
-        self.finder = HeadFinder(model.decoder.attention is not None, text_head)
+        self.finder = finder if finder and model.decoder.attention else HeadFinder()
         pipeline = partial(DevicePipeline, finder=self.finder, kept_voices=limits.kept_voices, clock=clock)
         self._cuda = torch.cuda.default_stream(device) if device.type == "cuda" else None
         self._limits = limits

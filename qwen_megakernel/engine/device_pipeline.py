@@ -24,7 +24,7 @@ from qwen_megakernel.backend.cpu_threads import use_threads
 from qwen_megakernel.backend.interfaces import LoadedModel
 from qwen_megakernel.engine.scheduler import Push, runs_out_soon
 from qwen_megakernel.engine.sequence import SpeechSequence
-from qwen_megakernel.engine.text_path import HeadFinder, HeadTrial
+from qwen_megakernel.engine.text_path import HeadFinder
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.vocoder import VocoderState
 
@@ -76,7 +76,7 @@ class DevicePipeline:
         sequence.steady = self._vocoder.steady
         self.decoder.start(sequence.slot, prompt, sequence.request.sampling, sequence.pages)
         self._in_turn(self._vocoder.reset, sequence.slot)
-        sequence.follow(self._finder.path(prompt.text_at))
+        sequence.follow(self._finder.path(prompt.text_at), told=self._finder.head is not None)
         voice = sequence.request.conditioning.voice
         if voice is None or voice.ref_codes is None:
             sequence.prefilled([])
@@ -195,8 +195,8 @@ class DevicePipeline:
         if path and spoke and self.decoder.attention:
             rows = slice(path.text_at, path.text_at + tokens)
             path.see(self.decoder.attention(sequence.slot, rows, path.layers))
-        elif isinstance(path, HeadTrial):
-            self._finder.judge(path, tokens)
+        elif path:
+            self._finder.judge(path, tokens, sequence.output.sound)
 
     @staticmethod
     def sound(pushed: Pushed) -> list[np.ndarray]:

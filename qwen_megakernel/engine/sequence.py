@@ -85,10 +85,10 @@ class SpeechSequence:
         self._due: tuple[float, int] | None = None  # what `due_at` knows; None: something has changed since
         self.path: TextPath | HeadTrial | None = None  # see `follow`
 
-    def follow(self, path: TextPath | HeadTrial | None) -> None:
-        """It has begun. `path`: sees its attention; None: nobody tells it."""
+    def follow(self, path: TextPath | HeadTrial | None, told: bool) -> None:
+        """It has begun. `path`: sees its attention; None: nobody tells it. `told`: so the caller is told of tokens."""
         self.path = path
-        self.output.path = path if isinstance(path, TextPath) else None
+        self.output.path = path if told and isinstance(path, TextPath) else None
 
     @property
     def state(self) -> State:

@@ -38,6 +38,7 @@ from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.rates import SpeechRates
 from qwen_megakernel.speech.request import RequestChecker, SpeechRequest, check_begun
 from qwen_megakernel.speech.retries import say_well
+from qwen_megakernel.trust import text_heads
 from qwen_megakernel.trust.selection import resolve
 from spoken_text.front_end import Reading
 from spoken_text.spoken_text import SpokenText, spoken_text, spoken_texts
@@ -107,7 +108,7 @@ class TTSEngine:
             limits=options,
             spare=partial(spare.load, full_slots, options.max_positions) if spare else None,
             void=backend.void,
-            text_head=config.text_head,
+            finder=text_heads.finder_of(model, checkpoint),
         )
         self._core.start()
         weakref.finalize(self, self._core.stop).atexit = False  # dropped without close(): the threads end too

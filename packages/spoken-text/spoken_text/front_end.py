@@ -149,7 +149,7 @@ class TextFrontEnd:
         and no later text learns from it."""
         if not self.changes_text:
             return text
-        language = self._language or (self._conversation and self._conversation.language)
+        language = self._language or (self._conversation.language if self._conversation else None)
         stream = TextFrontEndStream(language, self._normalize == "auto", self._lexicon, lenient=True)
         return "".join(part for part in [*stream.push(text), *stream.finish()] if isinstance(part, str))
 
