@@ -239,7 +239,7 @@ class Engine:
         stream.add_text("a" * letters)
         trailing = torch.zeros(1 if rows is None else rows, 1)
         before = torch.zeros(prompt_rows, 1)
-        prompt = SimpleNamespace(rows=before, trailing=trailing, frames=frames, text_open=rows is not None)
+        prompt = SimpleNamespace(rows=before, trailing=trailing, frames=frames, text_at=0, text_open=rows is not None)
         try:
             self.admission.admit(stream)
         except EngineBusy:
