@@ -52,6 +52,7 @@ from qwen_megakernel.model.voice import Voice, check_ref_options, text_of
 from qwen_megakernel.sampling_params import GREEDY
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.trust.selection import Selection
+from spoken_text.stage import has_words
 
 log = logging.getLogger("qwen_megakernel.verify")  # shown as the package's own
 
@@ -76,6 +77,15 @@ def say(engine: TTSEngine, case: Case, frames: int, **options: Unpack[RequestOpt
     """A case, spoken by one of our engines in at most `frames` frames."""
     request: RequestOptions = {**request_of(case), **options, "max_frames": frames}
     return engine.generate(case.text, **request)
+
+
+def unspoken(engine: TTSEngine, text: str, audio: Audio) -> str:
+    """The end of a text that was not spoken, by the talker's attention, although the model said end of speech. Empty:
+    there is none, or it is not measured."""
+    if audio.token_s is None or audio.finish_reason != "eos":
+        return ""
+    rest = "".join(engine.spelt(engine.tokens(text).text[len(audio.token_s) :])).strip()
+    return rest if has_words(rest) else ""
 
 
 @dataclass(frozen=True)
@@ -280,6 +290,8 @@ def verify(
         for row, ours in enumerate(outputs):
             audio = say(engine, ours.case, frames, sampling=sampling)
             report.take(row, "ours", audio.samples, audio.compute_s, audio.ttfc_s)
+            if skipped := unspoken(engine, ours.case.text, audio):
+                print(f"note   {ours.case.name}: the model said end of speech before {skipped!r}")
 
     about: dict[str, Any] = {"model": model, "fingerprint": checkpoint.fingerprint, "variant": config.variant}
     about |= {"size": config.size, "device": str(where), "backend": plan.name, "weights": name_of(plan.fp8)}
