@@ -52,7 +52,6 @@ from qwen_megakernel.model.voice import Voice, check_ref_options, text_of
 from qwen_megakernel.sampling_params import GREEDY
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.trust.selection import Selection
-from spoken_text.stage import has_words
 
 log = logging.getLogger("qwen_megakernel.verify")  # shown as the package's own
 
@@ -85,7 +84,7 @@ def unspoken(engine: TTSEngine, text: str, audio: Audio) -> str:
     if audio.token_s is None or audio.finish_reason != "eos":
         return ""
     rest = "".join(engine.spelt(engine.tokens(text).text[len(audio.token_s) :])).strip()
-    return rest if has_words(rest) else ""
+    return rest if any(map(str.isalnum, rest)) else ""
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def test_word_times_against_forced_alignment(engine_for, tmp_path, capsys, strea
             how = {"speaker": speaker, "sampling": SamplingParams(seed=seed), "non_streaming_mode": not streaming}
             stream = engine.stream(text, **how)
             estimates = WordTimes(engine.rates.of(engine.request(**how).conditioning))
-            measured, told = MeasuredWords(engine.spelt), []
+            measured, told = MeasuredWords(engine.spelt, str), []
             estimates.add(text)
             measured.add(text)
             for chunk in stream:
