@@ -1,22 +1,20 @@
 """MeasuredWords: when each word of an utterance begins, by when its tokens are spoken (engine/text_path.py).
 
-The tokens are those of the spoken text, in which the normalizer and the lexicon have changed words. Most words stay, so
-both texts are the same between the changed places. There each written word is read alone, to count how many spoken
-ones it takes.
+The tokens are those of the spoken text, in which the normalizer and the lexicon have changed words. A changed word is
+read alone, to count how many spoken ones it takes. Read so it may take others, but most words stay, and tell where both
+texts are the same again.
 """
 
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
-from qwen_megakernel.speech.words import WORD, SpeechRate, Word, WordTimes
+from qwen_megakernel.speech.words import WORD, SpeechRate, Word, WordTimes, words_of
 from spoken_text.normalize import Silence
 
-_EARLY_S = 0.0  # what begins so shortly before a pause is behind it
-_WRITTEN, _SPOKEN = 8, 32  # words that a changed place has at most
-_UNSPOKEN = 3  # spoken words more in a changed place are as unlikely as that its written ones are not spoken
+_AHEAD = 64  # tokens that are spelt before they begin; to spell all of a long text would hold an event loop
+_NEAR = 3  # spoken words by which a count may be wrong, before or behind
 
 
 class _Spoken(NamedTuple):
@@ -50,14 +48,16 @@ class MeasuredWords(WordTimes):
         self._begin_part()
 
     def _begin_part(self) -> None:
-        self._part = self._heard_s, len(self._starts), len(self._spoken)  # where it begins: seconds, tokens, words
-        self._tokens = 0  # of the part
+        self._part = self._heard_s, len(self._starts)  # where it begins: seconds, tokens
+        self._tokens: list[int] = []  # of the part, so far
+        self._text, self._ends = "", [0]  # of its first tokens: what they spell, and where they end in it
+        self._open_at = 0, len(self._spoken)  # where the last word of that begins, and which spoken one it is
         self._begun: list[float] = []  # as `_starts`; the sound there may be silence
         self._silences: list[tuple[float, float]] = []  # begin and end of those that are over
         self._speech = self._quiet = 0.0
 
     def _hear(self, silent: bool, seconds: float) -> None:
-        if not silent and self._pausing:
+        if not silent and self._quiet:
             self._silences.append((self._heard_s - self._quiet, self._heard_s))
         self._heard_s += seconds
         self._quiet = self._quiet + seconds if silent else 0.0
@@ -66,20 +66,30 @@ class MeasuredWords(WordTimes):
     def enter(self, tokens: list[int], starts: Sequence[float]) -> None:
         """More tokens have begun. `tokens`: of the part's text so far. `starts`: see `Chunk.token_s`; the sound up to
         there was heard."""
-        begin, token, word = self._part
-        if len(tokens) > self._tokens:
-            self._tokens = len(tokens)
-            self._spoken[word:] = _spoken_words(self._spelt(tokens), token)
-        self._begun += [begin + start for start in starts]
+        self._tokens = tokens
+        self._begun += [self._part[0] + start for start in starts]
+        self._spell(len(self._starts) + len(self._begun) - self._part[1] + _AHEAD)
         # The attention gets to a word in the pause before it.
-        while self._begun and (not self._quiet or self._begun[0] < self._heard_s - self._quiet - _EARLY_S):
+        while self._begun and (not self._quiet or self._begun[0] < self._heard_s - self._quiet):
             at = self._begun.pop(0)
-            ends = [end for start, end in self._silences if start - _EARLY_S <= at < end]
+            ends = [end for start, end in self._silences if start <= at < end]
             self._starts.append(max([at, *ends, *self._starts[-1:]]))
         self._give_begun()
 
+    def _spell(self, until: int) -> None:
+        """Find the spoken words up to this token of the part. The last one may go on, so it is looked at again."""
+        for text in self._spelt(self._tokens[len(self._ends) - 1 : until]):
+            self._text += text
+            self._ends.append(len(self._text))
+        del self._spoken[self._open_at[1] :]
+        for found in WORD.finditer(self._text, self._open_at[0]):
+            self._open_at = found.start(), len(self._spoken)
+            if key := _key(found[0]):
+                self._spoken.append(_Spoken(key, self._part[1] + bisect_right(self._ends, found.start()) - 1))
+
     def end_part(self) -> None:
-        self._starts += [self._heard_s] * (self._part[1] + self._tokens - len(self._starts))
+        self._spell(len(self._tokens))
+        self._starts += [self._heard_s] * (self._part[1] + len(self._tokens) - len(self._starts))
         self._give_begun()
         self._begin_part()
 
@@ -111,51 +121,34 @@ class MeasuredWords(WordTimes):
             self._tell(self._words.pop(0), self._starts[token])
 
     def _place(self) -> None:
-        """Find with which spoken words the next written ones begin: up to the next two that are alike, or one by
-        one."""
+        """Find with which spoken words the next written ones begin, once these spoken ones have begun."""
         left = [*self._words, *self._words_up_to(len(self._open))[0]][len(self._places) :]
-        while spoken := self._spoken[self._matched : self._matched + _SPOKEN]:
-            keys = [key for key in map(_key, left[: 2 * _WRITTEN]) if key][:_WRITTEN]
-            if not keys or spoken[0].token >= len(self._starts):
+        for index, word in enumerate(left):
+            at = self._matched
+            if at >= len(self._spoken) or self._spoken[at].token >= len(self._starts):
                 return
-            alike = [(a, b) for a, key in enumerate(keys) for b, word in enumerate(spoken) if key == word.key]
-            if alike:
-                written, said = min(alike, key=lambda counts: sum(counts) + (0 if counts[1] else _UNSPOKEN))
-                left = self._share(left, _first(left, written), said)
-            left = self._share(left, _first(left, 1), 1 if alike else self._said(left[_first(left, 1) - 1 :]))
-
-    def _share(self, left: list[Word], written: int, said: int) -> list[Word]:
-        """The first of the words that are left are said as so many spoken ones. Returns the others."""
-        shares = [self._said(left[index:]) for index in range(written)] if written > 1 else [1]
-        for before in accumulate(shares[: written - 1], initial=0) if written else ():
-            self._places.append(self._matched + min(round(said * before / (sum(shares) or 1)), max(0, said - 1)))
-        self._matched += said
-        return left[written:]
+            if key := _sounds(word):
+                near = range(max(0, at - _NEAR), min(len(self._spoken), at + _NEAR + 1))
+                alike = [place for place in near if self._spoken[place].key == key]
+                at = min(alike, key=lambda place: abs(place - self._matched), default=at)
+                self._matched = at + (1 if alike else self._said(left[index:]))
+            self._places.append(at)
 
     def _said(self, words: list[Word]) -> int:
         """With how many spoken words the first of the words is said. Read alone it may be said otherwise."""
-        if not _key(words[0]):
+        if not _sounds(words[0]):
             return 0
-        following = next((word.text for word in words[1:] if _key(word)), "")
-        both, second = (
-            len(_spoken_words([self._speak(text)], 0)) for text in (f"{words[0].text} {following}", following)
-        )
-        return max(1, both - second)
+        following = next((word.text for word in words[1:] if _sounds(word)), "")
+        texts = (f"{words[0].text} {following}", following)
+        both, second = (sum(map(bool, map(_key, words_of(self._speak(text))))) for text in texts)
+        return max(0, both - second)
 
 
-def _key(word: Word) -> str:
+def _key(word: str) -> str:
     """What is the same in a written and a spoken word; empty for one without sound."""
-    text = unicodedata.normalize("NFKD", word.text).casefold() if word.weight else ""
-    return "".join(filter(str.isalnum, text))
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", word).casefold()))
 
 
-def _first(words: list[Word], count: int) -> int:
-    """How many words have the first so many with sound among them."""
-    return [0, *(index + 1 for index, word in enumerate(words[: 2 * _WRITTEN]) if _key(word))][count]
-
-
-def _spoken_words(tokens: list[str], first: int) -> list[_Spoken]:
-    """The words with sound of a text. `tokens`: their texts. `first`: number of the first one."""
-    ends = list(accumulate(map(len, tokens)))
-    found = [(Word(word[0], 1.0, 0), word.start()) for word in WORD.finditer("".join(tokens))]
-    return [_Spoken(key, first + bisect_right(ends, at)) for word, at in found if (key := _key(word))]
+def _sounds(word: Word) -> str:
+    """The key of a written word; empty for one that is left out too."""
+    return _key(word.text) if word.weight else ""
