@@ -23,10 +23,9 @@ from common import about, commit, machine, positive, quantile
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.engine.audio import Audio
+from qwen_megakernel.engine.audio import FRAME_S, Audio
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.engine.runaway import HELD_SLACK, HELD_TIMES, LETTER_FRAMES, letters_of
-from qwen_megakernel.engine.sequence import FRAME_S
 from qwen_megakernel.sampling_params import GREEDY
 from qwen_megakernel.trust.selection import Selection
 

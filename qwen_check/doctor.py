@@ -16,7 +16,7 @@ from qwen_megakernel.backend.targets import Target
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.choices import DEMO, DEMO_NOTICE, WEIGHTS
 from qwen_megakernel.errors import BackendError
-from qwen_megakernel.trust import auto, verdicts
+from qwen_megakernel.trust import auto, text_heads, verdicts
 from qwen_megakernel.trust.selection import Decision, Selection
 from qwen_megakernel.trust.verdicts import SIZES, Evidence, Key, Verdict, read, record_of
 
@@ -61,6 +61,7 @@ def examine(selection: Selection) -> dict:
         "nvcc": f"{_output_line([nvcc, '--version'], -2)} ({nvcc})" if nvcc else no_nvcc(),
         "ninja": _output_line([ninja or "ninja", "--version"]),
         "checkpoints": _cached_checkpoints(),
+        "word_times": text_heads.told(),
         "auto": auto.mode(),
         "backend": backend,
         "device": str(device),
@@ -169,6 +170,7 @@ def _print(facts: dict) -> None:
         rows += [("verdict", verdict["told"]) for verdict in card.get("verdicts", ())]
     if any(card.get("verdicts") for card in facts["cards"]):
         rows.append(("kept in", str(verdicts.folder())))
+    rows += [("word times", told) for told in facts["word_times"]]
     if "cpu" in facts:
         rows.append(("CPU", facts["cpu"]))
     if "check" in facts:

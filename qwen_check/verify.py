@@ -78,6 +78,15 @@ def say(engine: TTSEngine, case: Case, frames: int, **options: Unpack[RequestOpt
     return engine.generate(case.text, **request)
 
 
+def unspoken(engine: TTSEngine, text: str, audio: Audio) -> str:
+    """The end of a text that was not spoken, by the talker's attention, although the model said end of speech. Empty:
+    there is none, or it is not measured."""
+    if audio.token_s is None or audio.finish_reason != "eos":
+        return ""
+    rest = "".join(engine.spelt(engine.tokens(text).text[len(audio.token_s) :])).strip()
+    return rest if any(map(str.isalnum, rest)) else ""
+
+
 @dataclass(frozen=True)
 class EngineOutput:
     """A case with our voice, and our engine's output for it in fp32, greedy."""
@@ -280,6 +289,8 @@ def verify(
         for row, ours in enumerate(outputs):
             audio = say(engine, ours.case, frames, sampling=sampling)
             report.take(row, "ours", audio.samples, audio.compute_s, audio.ttfc_s)
+            if skipped := unspoken(engine, ours.case.text, audio):
+                print(f"note   {ours.case.name}: the model said end of speech before {skipped!r}")
 
     about: dict[str, Any] = {"model": model, "fingerprint": checkpoint.fingerprint, "variant": config.variant}
     about |= {"size": config.size, "device": str(where), "backend": plan.name, "weights": name_of(plan.fp8)}

@@ -15,6 +15,7 @@ from qwen_megakernel.backend import cpu_threads, select
 from qwen_megakernel.backend.interfaces import CpuSpeed, LoadedModel
 from qwen_megakernel.engine import device_pipeline
 from qwen_megakernel.engine.scheduler import Push
+from qwen_megakernel.engine.text_path import HeadFinder
 from qwen_megakernel.errors import BackendError
 
 
@@ -137,7 +138,7 @@ def test_sound_goes_out_before_a_prompt_is_computed():
     model = LoadedModel(
         None, SimpleNamespace(width=1, narrow=1), SimpleNamespace(follows=False), None, CpuSpeed(1, {1: 0.02})
     )
-    pipeline = device_pipeline.DevicePipeline(model, kept_voices=1, clock=lambda: 10.0)
+    pipeline = device_pipeline.DevicePipeline(model, HeadFinder(), kept_voices=1, clock=lambda: 10.0)
     assert pipeline.has_room and not pipeline.sound_first
     for runs_out, done, room in ((11.0, False, True), (11.0, True, False), (10.08, False, False), (None, False, False)):
         output, result = SimpleNamespace(runs_out=runs_out), SimpleNamespace(settled=False)

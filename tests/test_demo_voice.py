@@ -15,6 +15,7 @@ from waiting import PATIENCE_S, slow_case
 
 from qwen_megakernel import SamplingParams
 from qwen_megakernel.speech import rates
+from qwen_megakernel.speech.measured_words import MeasuredWords
 from qwen_megakernel.speech.words import WordTimes
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools" / "demo_voice"))
@@ -117,29 +118,36 @@ def test_no_click_begins_an_utterance(engine_for, fresh_seed):
 @needs_pocketsphinx
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True], ids=["a sentence", "tokens"])
-def test_estimated_word_times_against_forced_alignment(engine_for, tmp_path, capsys, streaming):
-    """In a first turn: nothing was learned before. Printed; docs/pipecat.md promises the bounds."""
+def test_word_times_against_forced_alignment(engine_for, tmp_path, capsys, streaming):
+    """Measured ones, and estimates in a first turn: nothing was learned before. Printed; docs/pipecat.md promises the
+    bounds."""
     texts = [
         "The quick brown fox jumps over the lazy dog. Please call me back tomorrow morning, before nine.",
         "Put the flour in a large bowl, add a little salt, and pour in the warm milk slowly. Stir it with a spoon.",
     ]
-    engine, errors = engine_for("demo"), []
+    engine, errors = engine_for("demo"), {"measured": [], "estimated": []}
     for speaker in ("ada", "max"):
         for seed, text in enumerate(texts):
             rates._rate.cache_clear()
             how = {"speaker": speaker, "sampling": SamplingParams(seed=seed), "non_streaming_mode": not streaming}
             stream = engine.stream(text, **how)
-            times, told = WordTimes(engine.rates.of(engine.request(**how).conditioning)), []
-            times.add(text)
+            estimates = WordTimes(engine.rates.of(engine.request(**how).conditioning))
+            measured, told = MeasuredWords(engine.spelt, str), []
+            estimates.add(text)
+            measured.add(text)
             for chunk in stream:
-                times.hear(chunk.samples, chunk.sample_rate)
-                told += times.due()
-            told += times.finish()
+                estimates.hear(chunk.samples, chunk.sample_rate)
+                measured.hear(chunk.samples, chunk.sample_rate)
+                measured.enter(stream.utterance.tokens, chunk.token_s)
+                told += estimates.due()
             audio = stream.utterance.result()
             starts = aligned(audio.samples, audio.sample_rate, re.findall("[a-z]+", text.lower()), tmp_path)
             assert starts is not None, (speaker, text)
-            errors += [abs(at - start) for (_, at), start in zip(told, starts, strict=True)]
-    mean, worst = np.mean(errors), max(errors)
+            for name, words in (("measured", measured.finish()), ("estimated", told + estimates.finish())):
+                errors[name] += [abs(at - start) for (_, at), start in zip(words, starts, strict=True)]
     with capsys.disabled():
-        print(f"\n[word times, first turn: mean error {1000 * mean:.0f} ms, worst {1000 * worst:.0f}]")
+        for name, found in errors.items():
+            print(f"\n[word times, {name}: mean error {1000 * np.mean(found):.0f} ms, worst {1000 * max(found):.0f}]")
+    assert np.mean(errors["measured"]) < 0.08
+    mean, worst = np.mean(errors["estimated"]), max(errors["estimated"])
     assert mean < 0.2 and worst < 0.5

@@ -112,6 +112,15 @@ def test_random_requests_get_the_same_bytes_through_either_front(engine, fronts,
     calm(engine)
 
 
+def test_words_have_the_same_measured_times_through_a_front(engine, fronts, fresh_seed):
+    body = {"input": text_of(random.Random(fresh_seed)), "seed": fresh_seed, "stream": False, "word_timestamps": True}
+    names = ("x-word-timestamps", "x-word-timestamps-measured")
+    servers = engine, *(front.server for front in fronts)
+    there, *here = (server.post(response_format="wav", **body).headers for server in servers)
+    assert there["x-word-timestamps-measured"] == "true" and len(json.loads(there["x-word-timestamps"])) > 0
+    assert all(headers[name] == there[name] for headers in here for name in names)
+
+
 def test_many_at_once_over_both(engine, fronts, fresh_seed):
     rng = random.Random(fresh_seed)
     asked = [(rng.choice(fronts).server, text_of(rng), rng.randrange(2**53)) for _ in range(8)]

@@ -21,6 +21,7 @@ from qwen_megakernel.engine.memory import Need, kv_bytes, shared_pages, told_of_
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.engine.runaway import RunawayGuard
 from qwen_megakernel.engine.sequence import SpeechSequence
+from qwen_megakernel.engine.text_path import HeadFinder
 from qwen_megakernel.errors import KernelFault
 
 SLOT_PAGES = 4
@@ -214,7 +215,7 @@ def test_a_spare_with_fewer_slots_takes_over_with_these():
     engine = Engine(slots=6, pages=3 * SLOT_PAGES, max_positions=POSITIONS)
     decoder = Decoder(engine.gpu, 2, 1, pages=0)
     spare = LoadedModel(None, decoder, Vocoder(engine.gpu, decoder, True, 128), lambda: None)
-    engine.loop._spare = lambda: DevicePipeline(spare, kept_voices=4, clock=engine.gpu.monotonic)
+    engine.loop._spare = lambda: DevicePipeline(spare, HeadFinder(), kept_voices=4, clock=engine.gpu.monotonic)
     for _ in range(9):
         engine.submit(30)
     engine.decoder.failing, engine.loop.failures.in_a_row = "fault", 2

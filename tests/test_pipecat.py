@@ -152,6 +152,7 @@ def test_a_turn_of_three_sentences_has_one_start_and_one_stop(engine, make):
     ]
     assert same(pcm(down), *(said(engine, part.strip()) for part in text), most=0)
     assert [frame.text.strip() for frame in of(down, TTSTextFrame)] == "".join(text).split()
+    assert all(frame.metadata["time_is_estimated"] != engine.measures_words for frame in of(down, TTSTextFrame))
 
 
 @pytest.mark.parametrize("layout", [True, False])
@@ -597,7 +598,7 @@ def test_words_come_in_order_and_never_ahead_of_their_audio(engine, monkeypatch)
         down, _ = run(service_of(engine, text_aggregation_mode=mode), turn(*[w + " " for w in text.split()]))
         words = of(down, TTSTextFrame)
         assert " ".join(w.text.strip() for w in words) == text
-        assert all(w.metadata["time_is_estimated"] for w in words)
+        assert all(w.metadata["time_is_estimated"] != engine.measures_words for w in words)
         assert [w.pts for w in words] == sorted(w.pts for w in words)
         made = 0.0
         first = words[0].pts
@@ -646,8 +647,10 @@ def test_calls_share_the_voices_pace_and_teach_it_while_they_speak(make, monkeyp
 
     monkeypatch.setattr(SpeechRates, "of", lambda self, who: used.append(of_voice(self, who)) or used[-1])
     monkeypatch.setattr(AudioContext, "_send_words", spied)
+    monkeypatch.setattr(TTSEngine, "measures_words", False)
     for mode in (TOKEN, TOKEN, SENTENCE):
         down, _ = run(make(mode), turn("One two three four. ", "Five six seven."))
+        assert all(frame.metadata["time_is_estimated"] for frame in of(down, TTSTextFrame))
         assert [frame.text.strip() for frame in of(down, TTSTextFrame)][-1] == "seven."
     assert len(used) == 4 and len(set(map(id, used))) == 1, "another call goes on with it"
     assert len(set(paces)) > 4, "it changes within a turn"

@@ -52,6 +52,7 @@ class Decoder:
     the ring holds which stream's frame lies where."""
 
     max_positions = 2048
+    attention = None
 
     def __init__(self, gpu: Gpu, slots: int, width: int, pages: int):
         self.gpu, self.slots, self.pages = gpu, slots, pages
@@ -238,7 +239,7 @@ class Engine:
         stream.add_text("a" * letters)
         trailing = torch.zeros(1 if rows is None else rows, 1)
         before = torch.zeros(prompt_rows, 1)
-        prompt = SimpleNamespace(rows=before, trailing=trailing, frames=frames, text_open=rows is not None)
+        prompt = SimpleNamespace(rows=before, trailing=trailing, frames=frames, text_at=0, text_open=rows is not None)
         try:
             self.admission.admit(stream)
         except EngineBusy:

@@ -11,6 +11,7 @@ import pytest
 import soundfile
 from serving import TEXT, cloning, get, post, ready, recording, request, said, small_demo
 
+from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.fields import FIELDS
 from qwen_megakernel.server.limits import Limits
@@ -107,6 +108,7 @@ def test_an_answer_that_is_not_streamed_has_its_length_and_the_times_of_words(se
     answer = server.post(response_format="wav", seed=5, stream=False, word_timestamps=True)
     samples, _ = soundfile.read(io.BytesIO(answer.content))
     words = json.loads(answer.headers["x-word-timestamps"])
+    assert answer.headers["x-word-timestamps-measured"] == "true"
     assert [word["word"] for word in words] == TEXT.split()
     assert words[-1]["end_ms"] == pytest.approx(len(samples) / 24, abs=2)
     assert all(one["end_ms"] == two["start_ms"] for one, two in zip(words, words[1:], strict=False))
@@ -116,6 +118,7 @@ def test_an_answer_that_is_not_streamed_has_its_length_and_the_times_of_words(se
 def test_requests_share_their_voices_pace_and_teach_it(server, monkeypatch):
     used, of = [], SpeechRates.of
     monkeypatch.setattr(SpeechRates, "of", lambda self, who: used.append(of(self, who)) or used[-1])
+    monkeypatch.setattr(TTSEngine, "measures_words", False)
     paces = []
     for voice in ("ada", "ada", "max"):
         assert server.post(**PCM, voice=voice, stream_format="sse", word_timestamps=True).status_code == 200
@@ -134,6 +137,7 @@ def test_events_tell_words_while_they_are_spoken(server):
     assert kinds[-1] == "speech.audio.done" and kinds.index("speech.audio.words") < len(kinds) - 2
     words = [word["word"] for event in events if event["type"] == "speech.audio.words" for word in event["words"]]
     assert words == TEXT.split()
+    assert all(event["measured"] for event in events if event["type"] == "speech.audio.words")
     audio = b"".join(base64.b64decode(event["audio"]) for event in events if event["type"] == "speech.audio.delta")
     assert audio == said(server)
 

@@ -60,6 +60,7 @@ def test_whole_text_is_what_the_engine_says_with_words_in_time(server, client):
     assert end["seconds"] == round(audio.duration_s, 3) and end["compute_seconds"] > 0
     words, times = zip(*client.words(), strict=True)
     assert list(words) == TEXT.split() and 0 <= times[0] < 0.15
+    assert all(told["measured"] for told in client.told if told["type"] == "words")
     assert client.hear(TEXT, "fast", words=True, speed=2)["seconds"] == pytest.approx(end["seconds"] / 2, abs=1e-3)
     words, faster = zip(*client.words("fast"), strict=True)
     assert list(words) == TEXT.split() and faster[-1] <= end["seconds"] / 2

@@ -121,7 +121,9 @@ def test_text_without_words_is_a_moment_of_silence(client, pieces, how):
 
 def test_words_come_with_their_times(client):
     client.configure(timestamp_type="word", timestamp_transport_strategy="sync")
-    aligned = client.hear(TEXT)["timestamp_info"]["word_alignment"]
+    told = client.hear(TEXT)["timestamp_info"]
+    aligned = told["word_alignment"]
+    assert told["measured"]
     starts, ends = aligned["word_start_times_seconds"], aligned["word_end_times_seconds"]
     assert aligned["words"] == TEXT.split() and 0 <= starts[0] < 0.3 and starts == sorted(starts)
     assert ends[:-1] == starts[1:] and ends[-1] == round(len(client.pcm) / 48000, 3)
@@ -357,6 +359,7 @@ def test_chunks_carry_audio_and_the_words_whose_times_are_known(client, server, 
     words = [word for chunk in chunks for word in chunk["timestamps"]]
     assert [word["word"] for word in words] == TEXT.split() and chunks[0]["timestamps"] == []
     assert words[-1]["end_ms"] == pytest.approx(len(audio) / 48, abs=1)
+    assert all(chunk["measured"] for chunk in chunks if chunk["timestamps"])
     assert [chunk["chunk_id"] for chunk in chunks] == list(range(len(chunks)))
     assert chunks[0]["chunk_start_ms"] == 0 and chunks[-1]["chunk_end_ms"] == len(audio) // 48
     assert not any(told["type"] == "audio" for told in client.told)

@@ -50,6 +50,8 @@ class FakeUtterance:
 class FakeEngine:
     """`gate`: `begin` waits for it."""
 
+    measures_words = False
+
     def __init__(self, error: Exception | None = None):
         self.error, self.gate, self.entered, self.made = error, threading.Event(), threading.Event(), []
 

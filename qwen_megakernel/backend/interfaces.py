@@ -25,6 +25,11 @@ RECENT_FRAMES = 16
 """Frames of every slot that `FrameDecoder.recent_codes` holds: while a push waits for more frames, others are made."""
 
 
+Attention = Callable[[int, slice, slice], np.ndarray]
+"""(slot, positions, layers) -> fp32 [layers, heads, positions]: how much the talker attended to the rows at these
+positions in the slot's frame that was collected last. All rows up to its input have 1 together."""
+
+
 class FrameDecoder(Protocol):
     """One backend's talker and code predictor over a fixed number of slots. Not thread-safe: one thread owns it."""
 
@@ -72,6 +77,10 @@ class FrameDecoder(Protocol):
         slot was started again, are None too. A SpeechError where the model's logits are not numbers: the sequence is
         over. Raises RuntimeError: nothing is launched. KernelFault: the GPU gave up and every sequence is lost;
         `recover()` makes the decoder usable again."""
+
+    @property
+    def attention(self) -> "Attention | None":
+        """Tells how the talker attended in a frame; None: this backend tells it of none."""
 
     def recover(self) -> None:
         """After a KernelFault: forget every sequence, every launch and every kept prefix."""

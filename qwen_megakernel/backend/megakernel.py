@@ -208,6 +208,8 @@ def why_no_tables(talker_hidden: int, device: torch.device) -> str | None:
 class MegakernelFrameDecoder:
     """The CUDA backend (see `FrameDecoder`): bf16 or E4M3 weights, fp32 accumulation and residual."""
 
+    attention = None  # the kernel keeps no queries
+
     def __init__(
         self,
         config: ModelConfig,

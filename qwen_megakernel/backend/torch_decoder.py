@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.backend.cuda_graphs import FrameGraphs, Job, clear
-from qwen_megakernel.backend.interfaces import AHEAD, LAUNCH_SLOTS, SlotSequence, check_launch, check_start
+from qwen_megakernel.backend.interfaces import AHEAD, LAUNCH_SLOTS, Attention, SlotSequence, check_launch, check_start
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.frame import Draws, Frame, SlotState, draws_of
@@ -129,6 +129,15 @@ class TorchFrameDecoder:
             raise RuntimeError("nothing is launched: launch() first, then collect() once for every launch")
         sequences, fetch = self._launches.popleft()
         return [None if sequence.over else self._said(sequence, fetch(i)) for i, sequence in enumerate(sequences)]
+
+    @property
+    def attention(self) -> Attention | None:
+        row = self._states[0].row
+        return self._attention if not row.is_cuda and row.dtype == torch.float32 else None
+
+    def _attention(self, slot: int, positions: slice, layers: slice) -> np.ndarray:
+        sequence = self._sequences[slot]
+        return sequence.state.cache.attention(sequence.position, positions, layers)
 
     def _compute(self, sequences: list[_Sequence], i: int) -> Tensor:
         """The next frame of sequence i, without a graph."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from qwen_megakernel.checkpoint.codec_config import CODEC_TYPE, CodecConfig
 from qwen_megakernel.checkpoint.foreign import check_format
-from qwen_megakernel.checkpoint.json_object import MOST_LAYERS, JsonObject, read_json
+from qwen_megakernel.checkpoint.json_object import MOST, MOST_LAYERS, JsonObject, read_json
 from qwen_megakernel.choices import VARIANTS
 from qwen_megakernel.errors import CheckpointError, SamplingError
 from qwen_megakernel.sampling_params import SamplingParams
@@ -257,6 +257,15 @@ _FALLBACK_SAMPLING = replace(_DRAWS, do_sample=True, subtalker_dosample=True)
 
 
 @dataclass(frozen=True)
+class TextHead:
+    """A head of the talker whose attention goes through the text as the text is spoken."""
+
+    layer: int
+    head: int
+    offset_s: float  # seconds by which a token is heard later than the attention gets to it
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Everything a checkpoint folder says about itself."""
 
@@ -274,6 +283,7 @@ class ModelConfig:
     max_frames: int  # one fewer than max_new_tokens: the last code 0 never becomes a frame
     random_weights: bool  # synthetic.py wrote it, so its speech ends by chance, if at all
     seconds_per_letter: Mapping[str, float]  # speaker -> the pace to begin with (speech/words.py); the published: none
+    text_head: TextHead | None  # tells when words are spoken (engine/text_path.py); the published: none
 
     @property
     def honours_instruct(self) -> bool:
@@ -335,6 +345,7 @@ class ModelConfig:
             max_frames=max_frames,
             random_weights=js.get("random_weights", bool, False),
             seconds_per_letter=_paces(js, talker),
+            text_head=text_head_of(js.child("text_head"), talker.stack) if "text_head" in js else None,
             **special,
         )
 
@@ -345,6 +356,13 @@ def _paces(js: JsonObject, talker: TalkerConfig) -> dict[str, float]:
     if any(name not in talker.speakers or not 0.01 <= pace <= 1 for name, pace in paces.items()):
         raise CheckpointError(f"{table.where} must give speakers of spk_id 0.01 to 1 seconds, found {table.raw!r}")
     return paces
+
+
+def text_head_of(js: JsonObject, stack: StackConfig | None = None) -> TextHead:
+    """Raises CheckpointError: a value is missing, or a talker of this size has no such head."""
+    layers, heads = (stack.num_layers, stack.num_heads) if stack else (MOST_LAYERS, MOST)
+    head = js.size("layer", least=0, most=layers - 1), js.size("head", least=0, most=heads - 1)
+    return TextHead(*head, js.get("offset_s", float))
 
 
 def _read_generation(path: Path) -> tuple[SamplingParams, int]:

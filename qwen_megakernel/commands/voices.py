@@ -8,7 +8,7 @@ from typing import Any
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.commands.options import shown
 from qwen_megakernel.commands.output import check_writable
-from qwen_megakernel.engine.sequence import FRAME_S
+from qwen_megakernel.engine.audio import FRAME_S
 from qwen_megakernel.errors import RequestError, VoiceError
 from qwen_megakernel.model.voice import Voice, VoiceEncoder, check_ref_options
 from qwen_megakernel.speech.request import fitting_voice

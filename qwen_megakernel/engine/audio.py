@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 
 from qwen_megakernel.errors import SpeechCutError
+
+FRAME_S = 0.08  # seconds of audio of a frame: the model's 12.5 frames a second
 
 CHUNK_SCHEDULE = (1, 2, 4, 8)
 """Frames per chunk: the first sound after one frame, then larger portions; the last size repeats."""
@@ -20,11 +23,14 @@ class Chunk:
             end up to 50 ms, in the model's audio, before these frames do.
         codes: int64 [frames, 16]. At another speed the last chunk may hold the rest of the samples and no frame.
         sample_rate: in Hz.
+        token_s: when the tokens of the text begin, in order, in seconds from the utterance's first sample: those that
+            begin by this chunk's end and were not in an earlier one. None: it is not measured.
     """
 
     samples: np.ndarray
     codes: np.ndarray
     sample_rate: int
+    token_s: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,7 @@ class Audio:
             began with the first chunk. Below 0 they heard a gap. None with fewer than two chunks.
         timings: of the stages up to the first chunk.
         attempts: how often it was said; more than 1 only with `retries`. Everything else is the last attempt's.
+        token_s: see `Chunk.token_s`; here of all tokens. Tokens of parts that were joined follow each other.
     """
 
     sound: list[np.ndarray] = field(repr=False)
@@ -101,6 +108,7 @@ class Audio:
     lead_s: float | None
     timings: Timings
     attempts: int = 1
+    token_s: tuple[float, ...] | None = None
 
     @property
     def samples(self) -> np.ndarray:
@@ -137,6 +145,8 @@ def joined(parts: Sequence[Audio]) -> Audio:
     if first is last:
         return first
     leads = [part.lead_s for part in parts if part.lead_s is not None]
+    starts = list(accumulate((part.duration_s for part in parts), initial=0.0))
+    tokens = [start + at for start, part in zip(starts, parts, strict=False) for at in part.token_s or ()]
     return replace(
         first,
         sound=[part.samples for part in parts],
@@ -144,4 +154,5 @@ def joined(parts: Sequence[Audio]) -> Audio:
         finish_reason=last.finish_reason,
         compute_s=sum(part.compute_s for part in parts),
         lead_s=min(leads, default=None),
+        token_s=None if any(part.token_s is None for part in parts) else tuple(tokens),
     )

@@ -23,15 +23,16 @@ from torch import Tensor
 from qwen_megakernel.backend.cpu_threads import use_threads
 from qwen_megakernel.backend.interfaces import CpuSpeed, LoadedModel
 from qwen_megakernel.engine.admission import Admission
-from qwen_megakernel.engine.audio import Chunk
+from qwen_megakernel.engine.audio import FRAME_S, Chunk
 from qwen_megakernel.engine.callbacks import CallbackRunner, DirectCalls
 from qwen_megakernel.engine.device_pipeline import DevicePipeline
 from qwen_megakernel.engine.failures import Failures
 from qwen_megakernel.engine.input import Request
 from qwen_megakernel.engine.loop import Loop
 from qwen_megakernel.engine.options import EngineOptions
-from qwen_megakernel.engine.sequence import FRAME_S, SpeechSequence
+from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.engine.slots import Slots
+from qwen_megakernel.engine.text_path import HeadFinder
 from qwen_megakernel.engine.watchdog import watch
 from qwen_megakernel.errors import RequestError, TextEndedError
 from qwen_megakernel.model.prompt import Prompt
@@ -60,12 +61,14 @@ class EngineCore:
         limits: EngineOptions,
         spare: Callable[[], LoadedModel] | None = None,
         void: Callable[[], None] | None = None,
+        finder: HeadFinder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`spare`: makes the model of `Loop`'s spare. `void`: see `Failures`."""
+        """`spare`: makes the model of `Loop`'s spare. `void`: see `Failures`. `finder`: of the checkpoint."""
         if limits.fallback is not None and spare is None:
             log.warning("fallback changes nothing: PyTorch speaks already")
-        pipeline = partial(DevicePipeline, kept_voices=limits.kept_voices, clock=clock)
+        self.finder = finder if finder and model.decoder.attention else HeadFinder()
+        pipeline = partial(DevicePipeline, finder=self.finder, kept_voices=limits.kept_voices, clock=clock)
         self._cuda = torch.cuda.default_stream(device) if device.type == "cuda" else None
         self._limits = limits
         self._sequence = partial(SpeechSequence, sample_rate=sample_rate, groups=model.vocoder.groups, clock=clock)

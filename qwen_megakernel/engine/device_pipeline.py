@@ -24,6 +24,7 @@ from qwen_megakernel.backend.cpu_threads import use_threads
 from qwen_megakernel.backend.interfaces import LoadedModel
 from qwen_megakernel.engine.scheduler import Push, runs_out_soon
 from qwen_megakernel.engine.sequence import SpeechSequence
+from qwen_megakernel.engine.text_path import HeadFinder
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.vocoder import VocoderState
 
@@ -54,9 +55,10 @@ class Pushed:
 class DevicePipeline:
     """Not thread-safe: one thread owns it."""
 
-    def __init__(self, model: LoadedModel, *, kept_voices: int, clock: Callable[[], float]):
+    def __init__(self, model: LoadedModel, finder: HeadFinder, *, kept_voices: int, clock: Callable[[], float]):
         """`kept_voices`: for how many voices to keep the vocoder's state after the reference: the latest used."""
         self.decoder = model.decoder
+        self._finder = finder
         self._vocoder = model.vocoder
         self._beside = VocoderThread(model.cpu.threads) if model.cpu else None
         self._frame_s = 1.0 / model.cpu.frames_per_s if model.cpu else 0.0
@@ -74,6 +76,7 @@ class DevicePipeline:
         sequence.steady = self._vocoder.steady
         self.decoder.start(sequence.slot, prompt, sequence.request.sampling, sequence.pages)
         self._in_turn(self._vocoder.reset, sequence.slot)
+        sequence.follow(self._finder.path(prompt.text_at), told=self._finder.head is not None)
         voice = sequence.request.conditioning.voice
         if voice is None or voice.ref_codes is None:
             sequence.prefilled([])
@@ -185,6 +188,15 @@ class DevicePipeline:
     def codes(self) -> list[np.ndarray | SpeechError | None]:
         """Wait for the codes of the popped launch, one entry for each sequence: see `FrameDecoder.collect`."""
         return self.decoder.collect()
+
+    def follow(self, sequence: SpeechSequence, spoke: bool) -> None:
+        """Look where a sequence's collected frame attended. `spoke`: it is one of speech; False: the speech is over."""
+        path, tokens = sequence.path, len(sequence.input.tokens)
+        if path and spoke and self.decoder.attention:
+            rows = slice(path.text_at, path.text_at + tokens)
+            path.see(self.decoder.attention(sequence.slot, rows, path.layers))
+        elif path:
+            self._finder.judge(path, tokens, sequence.output.sound)
 
     @staticmethod
     def sound(pushed: Pushed) -> list[np.ndarray]:

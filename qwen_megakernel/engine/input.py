@@ -45,6 +45,7 @@ class Input:
         self.pieces: PromptPieces | None = None
         # Trailing rows [n, hidden] for the engine's thread, each time with: is the text complete?
         self.rows: queue.SimpleQueue[tuple[Tensor, bool]] = queue.SimpleQueue()
+        self.tokens: list[int] = []  # the text's ids so far; it only grows
         self.cancelled = False  # stop before the next frame; any thread sets it, nobody takes it back
 
     @property

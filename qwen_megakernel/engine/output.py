@@ -10,6 +10,7 @@ import numpy as np
 from qwen_megakernel.engine.audio import Audio, Chunk, Stopwatch, Timings
 from qwen_megakernel.engine.callbacks import CallbackRunner, DirectCalls
 from qwen_megakernel.engine.input import Request
+from qwen_megakernel.engine.text_path import TextPath
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.edges import Edges, Padding
 from qwen_megakernel.model.time_stretch import TimeStretch
@@ -79,6 +80,8 @@ class Output:
         self._groups = groups
         self.codes: list[np.ndarray] = []  # int64 [groups] each, of the frames seen
         self.sound: list[np.ndarray] = []  # fp32 [1920] each, of the first of these frames
+        self.path: TextPath | None = None  # tells when tokens begin
+        self._token_s: list[float] = []  # see `Audio.token_s`; of the tokens that were handed out
         self.effects: list[Edges | TimeStretch | Padding] = []  # change the sound before it is handed out
         edges = Edges(request.trim, request.silence_s, sample_rate)
         pauses = request.before_s > 0 or request.after_s > 0
@@ -134,7 +137,8 @@ class Output:
 
     def _hand_out(self, samples: np.ndarray) -> None:
         """Hand out the next chunk: fp32 [n]."""
-        chunk = Chunk(samples, self._stack(self._to_come), self._sample_rate)
+        tokens = self._tokens(self._samples + len(samples))
+        chunk = Chunk(samples, self._stack(self._to_come), self._sample_rate, tokens)
         self._to_come = []
         now, seconds = self._stopwatch.clock(), len(samples) / self._sample_rate
         if self.first_chunk is None:
@@ -149,6 +153,20 @@ class Output:
             self._changed.append(samples.copy())  # the listener may write to the chunk's own
         self._samples += len(samples)
         self._result.give(chunk)
+
+    def _tokens(self, samples: int) -> tuple[float, ...] | None:
+        """When the next tokens begin that do so within so many samples of what is handed out."""
+        if not self.path:
+            return None
+        told = len(self._token_s)
+        for at in self.path.starts[told:]:
+            place = at * self._sample_rate
+            for effect in self.effects:
+                place = effect.place(place)
+            if place > samples:
+                break
+            self._token_s.append(max(0.0, place / self._sample_rate))
+        return tuple(self._token_s[told:])
 
     def _stack(self, codes: list[np.ndarray]) -> np.ndarray:
         """Codes, int64 [groups] each -> int64 [n, groups]."""
@@ -169,6 +187,7 @@ class Output:
             compute_s=now - arrived,
             lead_s=self.lead,
             timings=Timings(**self._stopwatch.stages),
+            token_s=tuple(self._token_s) if self.path else None,
         )
 
     def forget(self) -> None:

@@ -10,15 +10,14 @@ from enum import Enum
 import numpy as np
 
 from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES
-from qwen_megakernel.engine.audio import Chunk, Stopwatch
+from qwen_megakernel.engine.audio import FRAME_S, Chunk, Stopwatch
 from qwen_megakernel.engine.input import Input, Request
 from qwen_megakernel.engine.output import ChunkPlan, Output, Result
 from qwen_megakernel.engine.runaway import RunawayGuard
+from qwen_megakernel.engine.text_path import HeadTrial, TextPath
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.vocoder import Portion
-
-FRAME_S = 0.08  # seconds of audio of a frame: the model's 12.5 frames a second
 
 NO_SLOT = -1
 
@@ -84,6 +83,12 @@ class SpeechSequence:
         self.reason: str | None = None  # why it ends with the frames it has
         self.runaway: str | None = None  # the guard's kind, if that is the reason
         self._due: tuple[float, int] | None = None  # what `due_at` knows; None: something has changed since
+        self.path: TextPath | HeadTrial | None = None  # see `follow`
+
+    def follow(self, path: TextPath | HeadTrial | None, told: bool) -> None:
+        """It has begun. `path`: sees its attention; None: nobody tells it. `told`: so the caller is told of tokens."""
+        self.path = path
+        self.output.path = path if told and isinstance(path, TextPath) else None
 
     @property
     def state(self) -> State:

@@ -28,6 +28,11 @@ class Utterance:
         return self._sequence.request.seed
 
     @property
+    def tokens(self) -> list[int]:
+        """Ids of its text so far, of which `Audio.token_s` tells."""
+        return list(self._sequence.input.tokens)
+
+    @property
     def done(self) -> bool:
         return self._sequence.result.done.is_set()
 

@@ -171,6 +171,10 @@ class Edges:
         """Samples of the output so far behind its speech."""
         return self._given - self.end
 
+    def place(self, sample: float) -> float:
+        """Where a sample of the input is in the output; below 0: it was cut."""
+        return sample - self.cut
+
     def push(self, samples: np.ndarray) -> np.ndarray:
         """fp32 [n], the next of the input -> fp32 [m], the next of the output; m may be 0."""
         self._bounds.push(samples)
@@ -233,13 +237,19 @@ class Padding:
         self._after = after_s * sample_rate
         self._edges = edges
         self._speed = speed
+        self._added = 0  # samples before the speech
+
+    def place(self, sample: float) -> float:
+        """Where a sample of the input is in the output so far."""
+        return sample + self._added
 
     def push(self, samples: np.ndarray) -> np.ndarray:
         """fp32 [n] -> fp32 [m]. The silence in front comes with the first samples."""
         if len(samples) and self._before:
             there = len(samples) if self._edges.begin is None else self._edges.begin / self._speed
-            samples = np.concatenate([_silence(self._before - there), samples])
-            self._before = 0
+            silence = _silence(self._before - there)
+            samples = np.concatenate([silence, samples])
+            self._before, self._added = 0, len(silence)
         return samples
 
     def finish(self) -> np.ndarray:

@@ -65,6 +65,7 @@ class Prompt:
     pad: Tensor  # [hidden]; what frames after the R-th add
     prefix: Prefix | None = None  # the first rows, with which other prompts begin too
     text_open: bool = False  # more trailing rows will come (`FrameDecoder.extend`)
+    text_at: int = 0  # position of the text's first token; the others follow it, in the prompt or beside frames
 
 
 class PromptText:
@@ -247,15 +248,17 @@ class PromptBuilder(PromptText):
     def assemble(self, opening: "Opening", ids: list[int], non_streaming_mode: bool) -> Prompt:
         """The prompt of an opening and of the ids of a whole text."""
         prefix = opening.prefixes[non_streaming_mode]
+        at = opening.length + len(opening.reference_ids)  # a reference's text comes first
         if (frames := opening.frames) is not None:
             text = torch.cat([opening.reference, self._embed.text(ids), self._eos[None]])
             block, trailing = self._icl_block(text, frames, non_streaming_mode)
-            return Prompt(torch.cat([opening.rows, *block]), trailing, self._pad, prefix)
+            return Prompt(torch.cat([opening.rows, *block]), trailing, self._pad, prefix, text_at=at)
         if non_streaming_mode:  # text and its end over codec_pad, then pad + codec_bos; nothing trails
             rows = self._embed.text_between(opening.rows, ids, self._codec_pad, self._closing)
-            return Prompt(rows, self._pad[None], self._pad, prefix)
+            return Prompt(rows, self._pad[None], self._pad, prefix, text_at=at)
         text = self.text_rows(ids, closed=True)
-        return Prompt(torch.cat([opening.rows, text[:1] + self._codec_bos]), text[1:], self._pad, prefix)
+        rows = torch.cat([opening.rows, text[:1] + self._codec_bos])
+        return Prompt(rows, text[1:], self._pad, prefix, text_at=at)
 
     def text_rows(self, ids: list[int], closed: bool) -> Tensor:
         """Text ids -> [n, hidden]: their rows, then, if `closed`, the row that closes a text."""

@@ -33,6 +33,7 @@ class PromptPieces:
             raise no_room(self._fixed, max_positions)
         self._text = PieceEncoder(builder.tokenizer, "assistant\n")
         self._ids = [builder.config.im_start_id]  # the role's ids, three in all, then the text's
+        self.tokens: list[int] = []  # the text's ids so far
         self._blank = True
         self._given = 0  # how many ids of reference and text already have rows, in the prompt or after it
         self.prompt: Prompt | None = None  # until the text is enough for it; its `trailing` is what was known then
@@ -75,6 +76,7 @@ class PromptPieces:
                 "say the rest in another utterance, or raise max_positions"
             )
         self._ids += ids
+        self.tokens += self._ids[3 + len(self.tokens) :]
         builder, ids = self._builder, self._reference + self._ids[3:]
         if self.prompt is None:
             if not self._blank and len(self._ids) > 3 and (self.ended or len(ids) > self._frame_count):

@@ -9,7 +9,7 @@ tokens: "<|im_end|>" inside user text becomes ordinary characters, so user text 
 import unicodedata
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from qwen_megakernel.checkpoint.json_object import MOST_TABLE_BYTES, read_json, read_text
 from qwen_megakernel.errors import CheckpointError
@@ -66,6 +66,7 @@ class TextTokenizer:
             raise CheckpointError(f"{merged}: {error}") from None
         self._tokenizer = Tokenizer(bpe)
         self._tokenizer.normalizer = normalizers.NFC()
+        self._tokenizer.decoder = decoders.ByteLevel()
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Split(Regex(_QWEN2_PIECES), "isolated"),
@@ -77,6 +78,10 @@ class TextTokenizer:
         """Token ids of `text`. Raises TextError for lone surrogates."""
         check_unicode(text)
         return self._tokenizer.encode(self._folded(text), add_special_tokens=False).ids
+
+    def spelt(self, ids: list[int]) -> list[str]:
+        """Each token as text. A character of several tokens is U+FFFD in each of them."""
+        return [self._tokenizer.decode([i]) for i in ids]
 
     def most_tokens(self, text: str) -> int:
         """At most so many tokens has a text: one for each byte that becomes tokens. Faster than `encode`."""

@@ -35,6 +35,10 @@ class TimeStretch:
         self._hops = 0  # of output
         self._follows = 0  # input sample that would have followed the last segment
 
+    def place(self, sample: float) -> float:
+        """Where a sample of the input is in the output, within 8 ms."""
+        return sample / self._speed
+
     def push(self, samples: np.ndarray) -> np.ndarray:
         """fp32 [n], the next of the input -> fp32 [m], the next of the output: whole hops, so m may be 0."""
         self._input = np.concatenate([self._input, samples])

@@ -60,6 +60,15 @@ class KVCache:
         self.v = torch.empty(shape, device=device, dtype=dtype)
         # Views of each layer's keys and values, each [1, kv_heads, positions, head_dim].
         self.layers = list(zip(self.k[:, None].unbind(), self.v[:, None].unbind(), strict=True))
+        # Queries of the last row, which `OneRow` keeps for `attention`.
+        self.queries = np.zeros((config.num_layers, config.num_heads, config.head_dim), np.float32)
+
+    def attention(self, length: int, positions: slice, layers: slice) -> np.ndarray:
+        """How much the last row attended to the rows at some of the `length` positions up to its own: fp32 [layers,
+        heads, positions]. `OneRow` must have computed it."""
+        keys, queries = self.k[layers, :, :length], torch.from_numpy(self.queries[layers])
+        scores = queries.view(*keys.shape[:2], -1, keys.shape[3]) @ keys.transpose(2, 3) / math.sqrt(keys.shape[3])
+        return scores.softmax(-1).view(len(keys), -1, length)[:, :, positions].numpy()
 
 
 class OneRow:
@@ -92,6 +101,7 @@ class OneRow:
         self._cos, self._sin = cos.numpy(), sin.numpy().reshape(halves) * np.array([[-1], [1]], np.float32)
         self._right_left, self._crossed_halves = self._qkn.reshape(halves)[:, ::-1], self._crossed.reshape(halves)
         self._q = turned[:heads].view(1, kv_heads, -1, dim)  # heads that share a key are rows of one query
+        self._qn = self._turned[:heads]
         self._kn = self._turned[heads:]
         self._gate_up = torch.empty(2 * config.intermediate_size)
         self._gate_up_parts = self._gate_up.split([len(weight) for weight in self._layers[0].gate_up])
@@ -102,11 +112,12 @@ class OneRow:
         self._x.copy_(x)
         end = position + 1
         with np.errstate(all="ignore"):  # a broken checkpoint's logits are not finite, and `Frame.step` tells
-            for layer, (keys, values) in zip(self._layers, cache.layers, strict=True):
+            for i, (layer, (keys, values)) in enumerate(zip(self._layers, cache.layers, strict=True)):
                 self._norm_and_multiply(layer.input_norm, layer.qkv, self._qkv_parts)
                 self._norm_and_turn(layer.head_norms, position)
                 keys, values = keys[:, :, :end], values[:, :, :end]
                 keys.numpy()[0, :, position], values.numpy()[0, :, position] = self._kn, self._vn
+                cache.queries[i] = self._qn
                 y = F.scaled_dot_product_attention(self._q, keys, values)
                 self._x.addmv_(layer.o, y.reshape(-1))
                 self._norm_and_multiply(layer.mlp_norm, layer.gate_up, self._gate_up_parts)

@@ -65,6 +65,7 @@ class Host(TTSService):
     """A service, as its audio contexts see it."""
 
     trims_silence: bool  # in front of a context's first speech
+    words_measured = False  # are the times of the words that came last? Otherwise they are estimates
 
     @abstractmethod
     async def open_session(self, context_id: str, reading: Any, text: str, *, complete: bool) -> Opening:
@@ -170,6 +171,7 @@ class AudioContext:
                     yield frame
                     await self._send_words([])
             elif isinstance(event, Words):
+                self._host.words_measured = event.measured
                 await self._send_words(event.words)
             elif isinstance(event, Ended):
                 self.ended.append(event)

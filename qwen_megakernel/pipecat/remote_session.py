@@ -92,7 +92,7 @@ class RemoteSession:
             elif item["type"] == "begin":
                 yield Began(item.get("seed", 0))
             elif item["type"] == "words":
-                yield Words([(word, at) for word, at in item["words"]])
+                yield Words([(word, at) for word, at in item["words"]], item.get("measured", False))
             else:
                 await self._end_late_text()
                 seconds = item["seconds"]

@@ -350,10 +350,10 @@ class TurnService(Host):
             self._unheard = None
 
     async def push_frame(self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM):
-        """Leave out words that were not heard, and mark the times of others as estimates."""
+        """Leave out words that were not heard, and mark the times of others if they are estimates."""
         if isinstance(frame, (TTSTextFrame, AggregatedTextProgressFrame)):
             if self._unheard and frame.context_id == self._unheard:
                 return
         if isinstance(frame, TTSTextFrame):
-            frame.metadata["time_is_estimated"] = True
+            frame.metadata["time_is_estimated"] = not self.words_measured
         await super().push_frame(frame, direction)

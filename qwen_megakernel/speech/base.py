@@ -28,6 +28,8 @@ class BegunUtterance(Protocol):
 
     @property
     def done(self) -> bool: ...
+    @property
+    def tokens(self) -> list[int]: ...
     def push_text(self, text: str) -> None: ...
     def flush(self) -> None: ...
     def end_text(self) -> None: ...
@@ -54,6 +56,7 @@ class SpeechEngine(ABC):
         self.speakers = prompts.speakers
         self.languages = prompts.languages
         self.tokens = prompts.tokens
+        self.spelt = prompts.tokenizer.spelt
         self.rates = SpeechRates(checkpoint)
         self.sample_rate = self.config.codec.sample_rate
         self.max_positions = max_positions
@@ -70,6 +73,11 @@ class SpeechEngine(ABC):
         }
 
     # ------------------------------------------------------------ the engine
+
+    @property
+    @abstractmethod
+    def measures_words(self) -> bool:
+        """Do utterances that begin now tell when their tokens are spoken (`Audio.token_s`)?"""
 
     @abstractmethod
     def check_open(self) -> None:

@@ -35,6 +35,7 @@ from qwen_megakernel.speech.mapping import Mapped, map_requests
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest, check_begun
 from qwen_megakernel.speech.retries import say_well
+from qwen_megakernel.trust import text_heads
 from qwen_megakernel.trust.selection import resolve
 from spoken_text.spoken_text import SpokenText, spoken_text, spoken_texts
 
@@ -45,7 +46,7 @@ class TTSEngine(SpeechEngine):
     Attributes:
         model: what it was loaded from: a folder, a hub id, or "demo".
         config: the checkpoint's; variant: its "base", "custom_voice" or "voice_design".
-        tokens: text -> its ids, as `Tokens`; raises TextError. Any thread may call it.
+        tokens: text -> its ids, as `Tokens`; raises TextError. spelt: ids -> the text of each. Thread-safe.
         speakers: what `speaker` may be (CustomVoice), in the checkpoint's order.
         languages: names that `language` may have, "auto" first.
         rates: the paces of its voices, for word times.
@@ -97,6 +98,7 @@ class TTSEngine(SpeechEngine):
             limits=options,
             spare=partial(spare.load, full_slots, options.max_positions) if spare else None,
             void=backend.void,
+            finder=text_heads.finder_of(model, checkpoint),
         )
         self._core.start()
         weakref.finalize(self, self._core.stop).atexit = False  # dropped without close(): the threads end too
@@ -148,6 +150,11 @@ class TTSEngine(SpeechEngine):
     def backend(self) -> str:
         """ "megakernel" or "torch"."""
         return "torch" if self._core.loop.fell_back else self._backend
+
+    @property
+    def measures_words(self) -> bool:
+        """Do utterances that begin now tell when their tokens are spoken (`Audio.token_s`)?"""
+        return self._core.finder.head is not None
 
     @property
     def slots(self) -> int:
@@ -312,6 +319,7 @@ class TTSEngine(SpeechEngine):
         sequence.stopwatch.arrived = sequence.stopwatch.begin(arrived)
         sequence.add_text(text)
         tokens = self._prompts.tokens(text)
+        sequence.input.tokens = tokens.text
         sequence.stopwatch.mark("tokenise")
         prompt = self._prompt(tokens, sequence.request)
         sequence.stopwatch.mark("prompt")
@@ -325,7 +333,8 @@ class TTSEngine(SpeechEngine):
 
     def _begin_pieces(self, sequence: SpeechSequence) -> None:
         with self._core.in_order():
-            sequence.input.pieces = PromptPieces(self._prompts, sequence.request.conditioning, self.max_positions)
+            pieces = PromptPieces(self._prompts, sequence.request.conditioning, self.max_positions)
+        sequence.input.pieces, sequence.input.tokens = pieces, pieces.tokens
         self._core.admission.admit(sequence)
 
     def pieces(self, text: str | SpokenText, **options: Unpack[RequestOptions]) -> list[SpokenText]:

@@ -31,6 +31,7 @@ class Words:
     """Words, and when each begins, in seconds from the first sample."""
 
     words: list[tuple[str, float]]
+    measured: bool = False  # by the model's attention to its text; False: estimated by the words' lengths
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,12 @@ from contextlib import suppress
 from enum import Enum
 from functools import partial
 
-import numpy as np
-
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.callbacks import returns_at_once
 from qwen_megakernel.errors import EngineBusy, NoWordsError, RequestError, TextEndedError, TTSError
-from qwen_megakernel.speech.base import SpeechEngine
+from qwen_megakernel.speech.base import BegunUtterance, SpeechEngine
 from qwen_megakernel.speech.events import Began, Ended, Event, Sound, Words
+from qwen_megakernel.speech.measured_words import MeasuredWords
 from qwen_megakernel.speech.parts import CUT, Parts
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.stall_watch import StallWatch
@@ -86,8 +85,11 @@ class SpeechSession:
         self._loop = asyncio.get_running_loop()
         self._words: WordTimes | None = None
         if rate:
-            silence = reading.silence if reading else Silence()
-            self._words = WordTimes(rate, request.speed, silence if request.normalizes else None)
+            silence = (reading.silence if reading else Silence()) if request.normalizes else None
+            if engine.measures_words:
+                self._words = MeasuredWords(engine.spelt, request.front_end.fragment, silence)
+            else:
+                self._words = WordTimes(rate, request.speed, silence)
         self._words_at_end = words_at_end
         # Chunks. None: the part has ended. FLUSH: the writer is slow, so the last word is a whole one.
         self._items: asyncio.Queue[Chunk | Flush | None] = asyncio.Queue()
@@ -332,25 +334,26 @@ class SpeechSession:
             while self.audio is None:
                 item = await self._items.get()
                 if isinstance(item, Chunk):
-                    async for sound in self._sounds(item.samples, item.sample_rate):
+                    async for sound in self._sounds(item, self._parts.utterance):
                         yield sound
                 elif item is FLUSH:
                     if self._words:
                         self._words.flush()
                 else:
+                    utterance = self._parts.utterance
                     held, self.audio = await self._part_ended()
                     if held:
-                        async for sound in self._sounds(held.samples, held.sample_rate):
+                        async for sound in self._sounds(held, utterance):
                             yield sound
                     if self._words and self.audio is None:
                         self._words.end_part()
-                if not self._words_at_end and (due := self._due()):
-                    yield Words(due)
+                if self._words and not self._words_at_end and (due := self._words.due()):
+                    yield Words(due, self._words.measured)
             if self._refused:
                 raise self._refused
         except NoWordsError:
             if self._words and (words := self._words.finish()):
-                yield Words(words)
+                yield Words(words, self._words.measured)
             raise
         finally:  # an error holds this frame, which holds the session
             self._refused = self._wordless = None
@@ -362,24 +365,24 @@ class SpeechSession:
         yield Ended(audio.finish_reason, audio.duration_s, audio.compute_s, seed, most, cut, audio)
         if self._words and audio.finish_reason not in CUT:  # all words were spoken
             if words := self._words.finish():
-                yield Words(words)
+                yield Words(words, self._words.measured)
 
-    async def _sounds(self, samples: np.ndarray, sample_rate: int) -> AsyncIterator[Sound]:
-        """Samples in blocks, fp32 [n] each: a pause of a minute is one chunk, and so is speech with `retries`."""
-        size = round(_BLOCK_S * sample_rate)
-        for start in range(0, len(samples), size):
+    async def _sounds(self, made: Chunk | Audio, utterance: BegunUtterance | None) -> AsyncIterator[Sound]:
+        """What the utterance made, in blocks: a pause of a minute is one chunk, and so is speech with `retries`."""
+        size = round(_BLOCK_S * made.sample_rate)
+        for start in range(0, len(made.samples), size):
             if start:
                 await asyncio.sleep(0)  # who takes them may never wait
-            block = samples[start : start + size]
+            block = made.samples[start : start + size]
             if self._words:
-                self._words.hear(block, sample_rate)
+                self._words.hear(block, made.sample_rate)
             yield Sound(block)
-
-    def _due(self) -> list[tuple[str, float]]:
-        return self._words.due() if self._words else []
+        if isinstance(self._words, MeasuredWords) and utterance and made.token_s is not None:
+            self._words.enter(utterance.tokens, made.token_s)
 
     def end_word(self) -> list[tuple[str, float]]:
         """The text so far ends with a whole word. The words that are due by now."""
-        if self._words:
-            self._words.flush()
-        return self._due()
+        if not self._words:
+            return []
+        self._words.flush()
+        return self._words.due()

@@ -1,4 +1,4 @@
-"""WordTimes: estimates when each word of an utterance begins, because the model does not tell.
+"""WordTimes: estimates when each word of an utterance begins, where it is not measured (measured_words.py).
 
 Words are spread by their length over the sound in which something is spoken, at the pace of this voice. Silence is no
 such sound. A pause ends a word, most likely one at a punctuation mark near the place where the pace lets expect it. The
@@ -22,7 +22,7 @@ from spoken_text.pauses import Pause, PauseStream
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff66-\uff9f"
 # A word with what clings to it, or one Chinese or Japanese character with its marks.
-_WORD = re.compile(rf"[{_CJK}][^\w\s]*|[^\s{_CJK}]+")
+WORD = re.compile(rf"[{_CJK}][^\w\s]*|[^\s{_CJK}]+")
 _UNSPACED = re.compile(rf"[{_CJK}]")
 
 GUESS = 0.06
@@ -56,7 +56,7 @@ _OFF_S, _OFF_SHARE = 0.1, 0.08
 
 def words_of(text: str) -> list[str]:
     """The words of a text; for Chinese and Japanese, its characters."""
-    return _WORD.findall(text)
+    return WORD.findall(text)
 
 
 def is_unspaced(text: str) -> bool:
@@ -100,7 +100,7 @@ class SpeechRate:
 
 
 @dataclass
-class _Word:
+class Word:
     text: str
     weight: float
     behind: int  # the mark of the word before it
@@ -108,6 +108,8 @@ class _Word:
 
 class WordTimes:
     """The words of one utterance, whose text may come in pieces."""
+
+    measured = False
 
     def __init__(self, rate: SpeechRate, speed: float = 1.0, silence: Silence | None = None):
         """
@@ -125,7 +127,7 @@ class WordTimes:
         self._mark = _END  # behind the last whole word
         self._waits = True  # the writer keeps up
         # Seconds are the model's: at speed 2 they pass twice as fast. "Speech" is the sound without its pauses.
-        self._words: list[_Word] = []  # behind the last pause that was recognised
+        self._words: list[Word] = []  # behind the last pause that was recognised
         self._from = 0.0  # where the first of them begins, in seconds of speech
         self._given = 0  # how many of them were given out
         self._last = 0.0  # where the last of these begins, in seconds of speech
@@ -160,7 +162,7 @@ class WordTimes:
         if self._silence:
             self._unspoken += self._silence.push(text)
         if not self._open[-1].isspace():
-            *_, last = _WORD.finditer(self._open)
+            *_, last = WORD.finditer(self._open)
             self._end_words(last.start())
         else:
             self._end_words()
@@ -172,12 +174,12 @@ class WordTimes:
         self._words += words
         self._open, self._unspoken = self._open[until:], self._unspoken[until:]
 
-    def _words_up_to(self, until: int) -> tuple[list[_Word], int]:
+    def _words_up_to(self, until: int) -> tuple[list[Word], int]:
         """The words of the open text up to a place, and the mark behind them."""
         words, mark = [], self._mark
-        for found in _WORD.finditer(self._open, 0, until):
+        for found in WORD.finditer(self._open, 0, until):
             left_out = bool(self._silence) and all(self._unspoken[found.start() : found.end()])
-            words.append(_Word(found[0], 0.0 if left_out else weight(found[0]), mark))
+            words.append(Word(found[0], 0.0 if left_out else weight(found[0]), mark))
             mark = max(mark, _mark_of(found[0])) if left_out else _mark_of(found[0])
         return words, mark
 
@@ -281,13 +283,13 @@ class WordTimes:
             self._decide(following=(now, False))
         self._unsure = None
 
-    def _all_words(self) -> list[_Word]:
+    def _all_words(self) -> list[Word]:
         """The words that were not given out for sure, with the open text's, and an empty one behind them."""
         words, mark = self._words_up_to(len(self._open))  # a pause would not come within the last one
-        return [*self._words, *words, _Word("", 0.0, mark)]
+        return [*self._words, *words, Word("", 0.0, mark)]
 
     def _unlikely(
-        self, words: list[_Word], first: int, start: float, now: float, short: bool = False, sure: bool = False
+        self, words: list[Word], first: int, start: float, now: float, short: bool = False, sure: bool = False
     ) -> dict[int, float]:
         """For each count of words that may have ended at a pause `now`, how unlikely that is. Without what is
         impossible.
@@ -362,7 +364,7 @@ class WordTimes:
                 self._give(self._words[index], at)
             at += self._words[index].weight * pace
 
-    def _give(self, word: _Word, at: float) -> None:
+    def _give(self, word: Word, at: float) -> None:
         """Give out the next word. It begins after so many seconds of speech."""
         self._last, self._given = at, self._given + 1
         paused = next(seconds for place, seconds in reversed(self._paused) if place <= at + _WINDOW_S / 2)

@@ -218,7 +218,7 @@ def keep(verdict: Verdict) -> None:
     path = file_of(verdict.key)
     try:
         with own_folder(path.parent) as own:
-            _write(own / path.name, json.dumps(verdict.to_json(), indent=2))
+            write(own / path.name, json.dumps(verdict.to_json(), indent=2))
     except OSError as error:
         log.warning(
             "the verdict cannot be saved in %s, so it holds for this process alone: %s; make room there, or set "
@@ -230,7 +230,7 @@ def keep(verdict: Verdict) -> None:
         _HELD.pop(verdict.key, None)
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
     """Write atomically, so that readers never see a partial file."""
     beside = path.with_name(f".{path.stem}.{os.getpid()}.{threading.get_ident()}")
     try:

@@ -144,6 +144,15 @@ class TextFrontEnd:
         stream = TextFrontEndStream(self._language, self._normalize == "auto", None, self._lenient, reads_aloud=False)
         return joined([*stream.push(text), *stream.finish()])
 
+    def fragment(self, text: str) -> str:
+        """How some words of a text are spoken if they stand alone. It tells an unknown language from the conversation,
+        and no later text learns from it."""
+        if not self.changes_text:
+            return text
+        language = self._language or (self._conversation.language if self._conversation else None)
+        stream = TextFrontEndStream(language, self._normalize == "auto", self._lexicon, lenient=True)
+        return "".join(part for part in [*stream.push(text), *stream.finish()] if isinstance(part, str))
+
     def stream(self, after: "TextFrontEndStream | None" = None) -> "TextFrontEndStream":
         """A stream for one text in pieces.
 

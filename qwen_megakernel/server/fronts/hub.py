@@ -125,6 +125,7 @@ class Hub:
         if service.loaded:
             engine = service.engine
             state |= {"made_of": engine.made_of, "health": engine.health(), "metrics": engine.metrics()}
+            state["measures_words"] = engine.measures_words
         told = wire.frame(Kind.STATE, told=state)
         for line in self._lines:
             line.unheard += 1
@@ -165,6 +166,8 @@ class Hub:
         if isinstance(of, Line):
             of.put(what)
         elif what is not None:
+            if what.token_s is not None and of.utterance:
+                of.line.put(wire.frame(Kind.TOKENS, of.number, [what.token_s, of.utterance.tokens]))
             of.line.put(*wire.chunk_frame(of.number, what))
         elif of.line.speeches.pop(of.number, None):
             of.line.put(wire.frame(Kind.ENDED, of.number, _end_of(of)))
@@ -241,4 +244,4 @@ def _end_of(speech: _Speech) -> dict[str, Any]:
     except Exception as error:
         return {"error": wire.write_error(error)}
     told = {"finish_reason": audio.finish_reason, "seed": audio.seed, "timings": vars(audio.timings)}
-    return told | {name: getattr(audio, name) for name in ("ttfc_s", "compute_s", "lead_s")}
+    return told | {name: getattr(audio, name) for name in ("ttfc_s", "compute_s", "lead_s", "token_s")}

@@ -117,6 +117,9 @@ class Link(asyncio.Protocol):
             told = json.loads(first)
             if kind == Kind.STATE:
                 self._hear(told)
+            elif kind == Kind.TOKENS:
+                if speech := self.utterances.get(number):
+                    speech.take_tokens(*told)
             elif kind == Kind.ENDED:
                 if speech := self.utterances.pop(number, None):
                     speech.end(told)
@@ -170,6 +173,8 @@ class RemoteUtterance:
         )
         self._sample_rate = engine.sample_rate
         self._on_chunk, self._on_end = on_chunk, on_end
+        self.tokens: list[int] = []
+        self._token_s: tuple[float, ...] | None = None  # of the next chunk
         self._chunks: list[Chunk] = []
         self._end: Audio | Exception | None = None
 
@@ -208,9 +213,14 @@ class RemoteUtterance:
             return self._end
         raise self._end or RuntimeError("the utterance has not ended")
 
+    def take_tokens(self, token_s: list[float], tokens: list[int]) -> None:
+        """When tokens begin that the next chunk tells, and all ids so far, have come, in the event loop."""
+        self._token_s, self.tokens = tuple(token_s), tokens
+
     def take(self, samples: bytes, codes: bytes) -> None:
         """A chunk has come, in the event loop."""
-        chunk = self._read(samples, codes)
+        chunk = self._read(samples, codes, self._token_s)
+        self._token_s = None
         self._chunks.append(chunk)
         if self._on_chunk:
             self._on_chunk(chunk)
@@ -222,7 +232,9 @@ class RemoteUtterance:
         else:
             timings = Timings(**told.pop("timings"))
             sound = [chunk.samples for chunk in self._chunks]
-            codes = np.concatenate([self._read(b"", b"").codes, *(chunk.codes for chunk in self._chunks)])
+            codes = np.concatenate([self._read(b"", b"", None).codes, *(chunk.codes for chunk in self._chunks)])
+            if told["token_s"] is not None:
+                told["token_s"] = tuple(told["token_s"])
             self._end = Audio(sound, codes, sample_rate=self._sample_rate, timings=timings, **told)
         on_end, self._on_chunk, self._on_end, self._chunks = self._on_end, None, None, []
         if on_end:
@@ -238,6 +250,10 @@ class RemoteEngine(SpeechEngine):
         tokenizer = TextTokenizer(checkpoint.folder, checkpoint.config.talker.text_vocab_size)
         sizes = {name: of[name] for name in ("max_positions", "allow_foreign_voice")}
         super().__init__(of["model"], checkpoint, PromptText(checkpoint.config, tokenizer), **sizes)
+
+    @property
+    def measures_words(self) -> bool:
+        return self._link.state.get("measures_words", False)
 
     def check_open(self) -> None:
         if self.health()["status"] != "ok":

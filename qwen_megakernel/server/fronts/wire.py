@@ -45,6 +45,7 @@ class Kind(IntEnum):
     METRICS = auto()
     # from the engine's process
     REPLY = auto()
+    TOKENS = auto()  # those that begin in the next chunk, and all ids so far
     CHUNK = auto()
     ENDED = auto()
     STATE = auto()
@@ -64,9 +65,12 @@ def chunk_frame(number: int, chunk: Chunk) -> list[bytes | memoryview]:
     return [head, *sound, codes] if codes else [head, *sound]
 
 
-def read_chunk(samples: bytes, codes: bytes, groups: int, sample_rate: int) -> Chunk:
+def read_chunk(
+    samples: bytes, codes: bytes, token_s: tuple[float, ...] | None, *, groups: int, sample_rate: int
+) -> Chunk:
     """`groups`: codes of a frame."""
-    return Chunk(np.frombuffer(samples, np.float32), np.frombuffer(codes, np.int64).reshape(-1, groups), sample_rate)
+    frames = np.frombuffer(codes, np.int64).reshape(-1, groups)
+    return Chunk(np.frombuffer(samples, np.float32), frames, sample_rate, token_s)
 
 
 class Frames:

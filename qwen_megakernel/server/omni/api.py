@@ -178,6 +178,7 @@ class _Part:
         self._said = ""
         self._ends = WordEnds()
         self._words: list[TimedWord] = []  # that were not sent
+        self._measured = False  # see `Words.measured`
         self._chunks = 0
         self._sent = 0  # samples
         rate = session.service.engine.sample_rate
@@ -234,6 +235,7 @@ class _Part:
                         self._put_audio(await self._encode(event.samples))
                     elif isinstance(event, Words):
                         self._words += self._ends.add(event.words)
+                        self._measured = event.measured
                     elif isinstance(event, Ended):
                         ended = event
                         self._begin(event.seed)
@@ -279,7 +281,7 @@ class _Part:
         told |= {"chunk_id": self._chunks, "sample_rate": self._rate}
         told |= {"chunk_start_ms": 1000 * begin // self._rate, "chunk_end_ms": 1000 * self._sent // self._rate}
         told |= {"audio_b64": base64.b64encode(data).decode()}
-        told["timestamps"] = [word.in_ms for word in self._words]
+        told |= {"timestamps": [word.in_ms for word in self._words], "measured": self._measured}
         self._session.put(told)
         self._chunks += 1
         self._words = []
@@ -295,7 +297,7 @@ class _Part:
         """When each word is spoken, for audio.done; empty unless the client asked for it there."""
         if not self._words:
             return {}
-        told = {"timestamp_info": alignment(self._words)}
+        told = {"timestamp_info": alignment(self._words) | {"measured": self._measured}}
         if self._config.words == "sync":
             return told
         self._session.timestamps.append({"type": "timestamps"} | self._where | told)

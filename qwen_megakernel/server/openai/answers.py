@@ -77,6 +77,7 @@ class Speech:
         self._seconds = 0.0  # of the turns that are over
         self._ends = WordEnds() if times else None
         self.words: list[TimedWord] = []
+        self.measured = False  # see `Words.measured`
         self.ignored: list[str] = []
         self.attempts = 1
         if options.get("instruct") and not service.takes_instructions:
@@ -118,6 +119,7 @@ class Speech:
                         yield np.clip(self._volume * event.samples, -1, 1) if loud else event.samples
                     elif isinstance(event, Words) and self._ends:
                         self.words += self._ends.add(event.words, self._seconds)
+                        self.measured = event.measured
                     elif isinstance(event, Ended):
                         ended = event
             assert ended and ended.audio
@@ -165,7 +167,8 @@ class Speech:
                     yield _event({"type": "speech.audio.delta", "audio": audio})
                 if words := self.words[told:]:
                     told = len(self.words)
-                    yield _event({"type": "speech.audio.words", "words": [word.in_ms for word in words]})
+                    times = {"words": [word.in_ms for word in words], "measured": self.measured}
+                    yield _event({"type": "speech.audio.words"} | times)
             yield _event({"type": "speech.audio.done", "usage": await self.usage()})
         except TTSError as error:
             log.error("an answer ends with an error: %s", error)

@@ -148,7 +148,7 @@ def _words_header(made: Speech) -> dict[str, str]:
     told = json.dumps([word.in_ms for word in made.words])
     if len(told) > _MOST_WORDS_HEADER:
         return {"X-Word-Timestamps-Omitted": f"more than {_MOST_WORDS_HEADER} bytes: ask for events"}
-    return {"X-Word-Timestamps": told}
+    return {"X-Word-Timestamps": told, "X-Word-Timestamps-Measured": str(made.measured).lower()}
 
 
 def _checked(service: EngineService, body: SpeechBody | BatchBody) -> str:

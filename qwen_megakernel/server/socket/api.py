@@ -253,7 +253,8 @@ class _Context:
                 self._socket.put_audio(self._number, pcm16(event.samples))
             elif isinstance(event, Words) and event.words and not self._cancelled:
                 words = [[word, round(at, 3)] for word, at in event.words]
-                self._socket.put({"type": "words", "context": self._name, "words": words})
+                told = {"type": "words", "context": self._name, "words": words, "measured": event.measured}
+                self._socket.put(told)
             elif isinstance(event, Ended):
                 ended = event
         assert ended

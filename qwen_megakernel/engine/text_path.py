@@ -1,0 +1,135 @@
+"""When the tokens of a text are spoken: some heads of the talker attend to the text's token that is spoken next.
+
+`TextPath` follows such a head through one utterance. `HeadFinder` looks for one in a checkpoint that names none.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from qwen_megakernel.checkpoint.config import TextHead
+from qwen_megakernel.engine.audio import FRAME_S
+
+_MOST = 3  # tokens that a frame may pass at most; speech takes two frames and more for one
+_LEAST_SHARE = 0.1  # of a frame's attention, that must be near the path; otherwise the path waits
+
+_FRAMES, _TRIES = 150, 20  # of utterances that ended well, so many frames decide; most utterances that are looked at
+_OFFSETS = 12  # utterances that tell an offset; one alone is 0.09 s off (standard deviation), the median of 12 0.03
+_LOUD = 0.05  # of the loudest sample
+_ONSET_LATE_S = 0.1  # what `_offset_s` would tell too much: 0.06 to 0.10 for four heads of the demo voice
+_SHARE, _FORWARD = 0.9, 0.97  # of attention on the text's rows; of frames whose attention does not go back
+_SHORTEST = 5  # tokens of an utterance that tells something
+
+
+class TextPath:
+    """A monotone path through the tokens of one utterance, one step a frame. What it has passed stays passed."""
+
+    def __init__(self, text_at: int, head: TextHead):
+        """`text_at`: see `Prompt.text_at`."""
+        self.text_at = text_at
+        self.layers = slice(head.layer, head.layer + 1)
+        self.starts: list[float] = []
+        """When the tokens that have begun did, in seconds of the model's sound, in order."""
+        self._head = head
+        self.frames = 0  # seen
+        self._behind = np.zeros(0, np.float32)  # of the frame before: the attention to each token and those behind it
+
+    def see(self, attention: np.ndarray) -> None:
+        """The next frame's attention to the text's tokens so far: fp32 [1, heads, tokens]."""
+        attention = attention[0, self._head.head]
+        behind = attention[::-1].cumsum()[::-1]
+        at = max(0, len(self.starts) - 1)
+        near, far = attention[at : at + 1 + _MOST], behind[at + 1 + _MOST :]
+        if near.sum() >= _LEAST_SHARE or len(far) and far[0] > 0.5:
+            # Tokens without sound, such as four marks in a row, may be left out all at once.
+            to = at + (_MOST if len(far) and far[0] > 0.5 else int(near.argmax()))
+            for token in range(len(self.starts), to + 1):
+                before = self._behind[token] if token < len(self._behind) else 0.0
+                # It begins where half of the attention has got to it, between the frame before and this one.
+                back = (behind[token] - behind[0] / 2) / max(1e-9, behind[token] - before)
+                frame = max(0.0, self.frames - min(1.0, max(0.0, float(back))))
+                self.starts.append(max(0.0, FRAME_S * frame + self._head.offset_s, *self.starts[-1:]))
+        self.frames += 1
+        self._behind = behind
+
+
+class HeadTrial:
+    """How all heads attended to the tokens of one utterance."""
+
+    layers = slice(None)
+
+    def __init__(self, text_at: int):
+        self.text_at = text_at
+        self._shares: list[np.ndarray] = []  # of each frame: [layers, heads]
+        self._argmax: list[np.ndarray] = []
+
+    @property
+    def frames(self) -> int:
+        return len(self._shares)
+
+    def see(self, attention: np.ndarray) -> None:
+        """The next frame: fp32 [layers, heads, tokens so far]."""
+        self._shares.append(attention.sum(-1))
+        self._argmax.append(attention.argmax(-1))
+
+    def scores(self, tokens: int) -> np.ndarray:
+        """How well each head follows a text of so many tokens: [layers, heads]; 0: it does not."""
+        share, path = np.mean(self._shares, 0), np.stack(self._argmax)
+        forward = np.mean(np.diff(path, axis=0) >= 0, 0)
+        scores: np.ndarray = share * forward * ((share >= _SHARE) & (forward >= _FORWARD) & (path.max(0) >= tokens - 2))
+        return scores
+
+
+class HeadFinder:
+    """Knows the head that an engine follows. If nobody told it, it looks for one in the first utterances, and then
+    learns its offset in the next ones. The engine's thread owns it; others may read `head`."""
+
+    def __init__(self, head: TextHead | None = None, keep: Callable[[TextHead | None], None] | None = None):
+        """`head`: a known one. `keep`: takes what was found, None for no head; without it nothing is looked for."""
+        self.head = head
+        self._keep = keep
+        self._tries = _TRIES if keep and not head else 0  # that are left
+        self._frames = 0  # of utterances that ended well
+        self._scores: np.ndarray | float = 1.0  # the lowest of them
+        self._found: TextHead | None = None  # its offset is not known yet
+        self._offsets: list[float] = []  # each from one utterance
+
+    def path(self, text_at: int) -> TextPath | HeadTrial | None:
+        """What shall see the attention of an utterance that begins."""
+        if head := self.head or self._found:
+            return TextPath(text_at, head)
+        self._tries -= 1
+        return HeadTrial(text_at) if self._tries >= 0 else None
+
+    def judge(self, path: TextPath | HeadTrial, tokens: int, sound: Sequence[np.ndarray]) -> None:
+        """The model has said end of speech. `sound`: fp32 [1920] of each frame that was made so far."""
+        if self.head or path.frames < 2 or tokens < _SHORTEST:
+            return
+        if isinstance(path, TextPath):
+            if sound and len(path.starts) > _SHORTEST:
+                self._offsets.append(_offset_s(path.starts, np.concatenate(sound)))
+            if self._found and len(self._offsets) == _OFFSETS:
+                self._end(replace(self._found, offset_s=round(float(np.median(self._offsets)), 3)))
+        elif self._frames < _FRAMES:
+            self._frames += path.frames
+            self._scores = np.minimum(self._scores, path.scores(tokens))
+            if self._frames >= _FRAMES:
+                layer, head = map(int, np.unravel_index(np.argmax(self._scores), np.shape(self._scores)))
+                if np.max(self._scores) > 0:
+                    self._found = TextHead(layer, head, 0.0)
+                else:
+                    self._end(None)
+
+    def _end(self, head: TextHead | None) -> None:
+        self.head, self._tries = head, 0
+        assert self._keep
+        self._keep(head)
+
+
+def _offset_s(starts: list[float], sound: np.ndarray) -> float:
+    """By how much tokens are heard later than they start, as one utterance tells: the second and the third one begin
+    one and two tokens' time behind the sound's first sample that is loud."""
+    loud = np.abs(sound) > _LOUD * np.abs(sound).max()
+    onset_s, token_s = FRAME_S / 1920 * int(loud.argmax()), float(np.median(np.diff(starts[1:])))
+    return onset_s + 1.5 * token_s - (starts[1] + starts[2]) / 2 - _ONSET_LATE_S
