@@ -38,9 +38,12 @@ from waiting import free_port, run_all
 from qwen_megakernel import BackendError, EngineBusy, EngineDied, Voice, cli
 from qwen_megakernel.errors import TextError
 from qwen_megakernel.server.fronts import wire
+from qwen_megakernel.server.fronts.hub import MOST_UNSENT, Line
+from qwen_megakernel.server.fronts.serve import Fronts, _Front
 from qwen_megakernel.server.fronts.wire import Frames, Kind
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.openai.bodies import SPEECH
+from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.process import bind
 from spoken_text.spoken_text import SpokenText
 
@@ -199,6 +202,76 @@ def test_a_front_that_is_lost_cancels_its_speech_and_the_other_goes_on(engine, c
         assert same(kept.server.post(response_format="pcm", seed=5).content, said(engine))
 
 
+# ---------------------------------------------------------------- fronts that end
+
+
+def test_a_line_counts_what_its_front_has_not_taken():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line, size = Line(ours), 1 << 20
+        line.put(bytes(size), memoryview(bytes(size)))
+        line.send()
+        assert 0 < line.unsent < 2 * size
+        left = 2 * size
+        while left:
+            left -= len(theirs.recv(left))
+            line.send()
+        assert line.unsent == 0 and not line.waits
+
+
+class Process:
+    """A front's process, which this process pretends."""
+
+    pid, exitcode = 1, -signal.SIGKILL
+
+    def __init__(self):
+        self.alive = True
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def kill(self) -> None:
+        self.alive = False
+
+    def join(self, timeout: float) -> None:
+        pass
+
+
+@pytest.fixture
+def looked_after(monkeypatch):
+    """Two fronts that are up, and what looks after them."""
+    fronts = Fronts(small_demo, ServerOptions(), model="demo", config=None, count=2)
+    sockets = [socket.socket() for _ in range(4)]
+    lines = map(Line, sockets)
+    monkeypatch.setattr(fronts, "_started", lambda *_, **__: _Front(Process(), next(lines)))
+    fronts._fronts = [fronts._started(), fronts._started()]
+    for front in fronts._fronts:
+        front.line.up = True
+    fronts._look_after_fronts()
+    yield fronts
+    fronts._hub.close()
+    for one in sockets:
+        one.close()
+
+
+def test_a_front_that_takes_nothing_is_replaced(looked_after, caplog):
+    hangs, other = looked_after._fronts
+    hangs.line.unsent = MOST_UNSENT + 1
+    looked_after._look_after_fronts()
+    assert hangs.line.lost and "front 1 hangs: it is killed" in caplog.text
+    assert looked_after._fronts[0] is not hangs and looked_after._fronts[1] is other
+
+
+def test_a_front_that_ends_before_it_can_serve_is_replaced_while_another_one_serves(looked_after):
+    for _ in range(2):  # the second one is not up
+        looked_after._fronts[0].process.alive = False
+        looked_after._look_after_fronts()
+    assert looked_after._service.state == "loading"
+    looked_after._fronts[1].process.alive = looked_after._fronts[1].line.up = False
+    looked_after._look_after_fronts()
+    assert looked_after._service.state == "failed" and "before it could serve" in looked_after._service.error
+
+
 # ---------------------------------------------------------------- the protocol
 
 
@@ -253,7 +326,7 @@ class Processes:
         options = ["--model", "demo", "--device", "cpu", "--port", str(port), *sizes, "--front-processes", "2"]
         command = [sys.executable, "-m", "qwen_megakernel", "serve", *options]
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, stderr=log)
+            self.process = subprocess.Popen(command, stderr=log, start_new_session=True)
         until(self.is_ready)
 
     def is_ready(self) -> bool:
@@ -307,7 +380,7 @@ def test_a_killed_front_is_replaced_and_sigterm_lets_speech_end(processes):
         with pytest.raises(httpx.TransportError):
             for _ in chunks:
                 pass
-    until(lambda: f"process {killed}) has ended by SIGKILL" in processes.log.read_text())
+    until(lambda: f"process {killed}) has ended by signal 9" in processes.log.read_text())
     until(lambda: len(processes.fronts()) == 2 and killed not in processes.fronts())
     until(lambda: "\nqwen_megakernel_streams 0.0" in get(processes.url + "/metrics").text)
     with processes.streaming() as response:
@@ -318,6 +391,16 @@ def test_a_killed_front_is_replaced_and_sigterm_lets_speech_end(processes):
     assert len(heard) > 2 * 24000
     assert processes.process.wait(timeout=PATIENCE_S) == -signal.SIGTERM
     assert not any(Path(f"/proc/{front}").exists() for front in before)
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_told_once_to_each_front(processes):
+    """A terminal tells all processes of a group. Told twice, uvicorn ends with tracebacks."""
+    with processes.streaming() as response:
+        next(response.iter_raw())
+        os.killpg(processes.process.pid, signal.SIGINT)
+    assert processes.process.wait(timeout=PATIENCE_S) == 130  # as shells tell SIGINT
+    assert "Traceback" not in processes.log.read_text()
 
 
 @pytest.mark.slow

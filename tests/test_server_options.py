@@ -13,6 +13,7 @@ import pytest
 
 from qwen_megakernel import BackendError, cli
 from qwen_megakernel.commands.options import server_options
+from qwen_megakernel.server import process
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.options import ServerOptions, rows_of
 
@@ -56,6 +57,27 @@ def test_a_command_line_leads_to_the_server(command, name, capsys):
         with pytest.raises(SystemExit):
             read(command, *words)
         assert "unknown option" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "wyoming"])
+def test_connections_follow_the_slots(command):
+    for slots, connections in ((1, 512), (256, 512), (1024, 2048)):
+        limits = server_options(read(command, "--max-streams", str(slots)), command).limits
+        assert limits == Limits(connections=connections)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "allowed"),
+    [(1024, 9999, 2304), (1024, -1, 2304), (1024, 2000, 2000), (4096, 9999, None), (-1, -1, None)],
+)
+def test_a_server_may_open_as_many_files_as_connections_need(soft, hard, allowed, monkeypatch, caplog):
+    """2048 connections and 256 other files. -1: no limit."""
+    made = []
+    monkeypatch.setattr(process.resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(process.resource, "setrlimit", lambda kind, limits: made.append(limits))
+    process.allow_files(2048)
+    assert made == ([(allowed, hard)] if allowed else [])
+    assert ("`ulimit -n 2304`" in caplog.text) == (allowed == 2000)
 
 
 def test_what_the_command_knows_better_replaces_what_was_typed():

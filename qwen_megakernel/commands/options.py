@@ -28,6 +28,7 @@ from qwen_megakernel.choices import (
 )
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import BackendError, RequestError, VoiceError
+from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.options import OPENAI_NAMES, ServerOptions, rows_of
 from qwen_megakernel.speech.options import COMMANDS, SERVERS, RequestOptions, options_of, read_options, table
 
@@ -322,6 +323,7 @@ def server_options(args: argparse.Namespace, entrance: str, **changes: Any) -> S
     aliases = given.pop("voice_aliases", ())
     given["voice_aliases"] = dict(alias for alias in aliases if alias != OPENAI_NAMES)
     given |= {"openai_voices": OPENAI_NAMES in aliases, "defaults": speech_options(args, entrance)}
+    given["limits"] = Limits.of(args.max_streams)
     return ServerOptions(**given | changes)
 
 

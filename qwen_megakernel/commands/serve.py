@@ -14,7 +14,7 @@ from qwen_megakernel.checkpoint.load import name_of_model
 from qwen_megakernel.choices import TOKEN
 from qwen_megakernel.commands.options import engine_options, server_options
 from qwen_megakernel.errors import BackendError, RequestError
-from qwen_megakernel.server.process import bind, check_model, is_loopback, load_for_good
+from qwen_megakernel.server.process import allow_files, bind, check_model, is_loopback, load_for_good
 from qwen_megakernel.server.service import EngineService
 
 _MOST_FRONTS = 64
@@ -44,6 +44,7 @@ def serve(args: argparse.Namespace) -> int:
         words = "--allow-upload needs --front-processes 0: only one front process would know a new voice"
         raise RequestError(f"{words}. Put voices into --voices, or let requests bring them with --allow-clone")
     options = server_options(args, "serve", token=token)
+    allow_files(options.limits.connections)
     if args.front_processes:
         run = Fronts(load, options, model=name, config=config, count=args.front_processes).serve
     else:
@@ -87,7 +88,9 @@ def wyoming(args: argparse.Namespace) -> int:
             why = "can be reached by others, and Wyoming has no token"
             raise BackendError(f"--host {args.host} {why}: on a network that you trust, give --allow-network")
     name, config, load = _engine_of_server(args)
-    service = EngineService(load, server_options(args, "wyoming"), model=name, config=config)
+    options = server_options(args, "wyoming")
+    allow_files(options.limits.connections)
+    service = EngineService(load, options, model=name, config=config)
     listener = bind(args.host, args.port)
     where = _address(args.host, listener)
     if not is_loopback(args.host):

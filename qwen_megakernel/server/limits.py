@@ -58,6 +58,11 @@ class Limits:
     total_s: float = 600.0
     drain_s: float = 10.0
 
+    @classmethod
+    def of(cls, max_streams: int) -> "Limits":
+        """The defaults for an engine with so many slots: as many more callers can wait, each over a connection."""
+        return cls(connections=max(cls.connections, 2 * max_streams))
+
 
 class OpenCount:
     """How many connections, or sockets, are open in all processes of a server. Each process writes its own number and

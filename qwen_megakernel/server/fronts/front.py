@@ -63,6 +63,7 @@ class FrontService(EngineService):
 
 def run_front(place: Place, options: ServerOptions, model: str) -> None:
     """Serve until the process is told to stop, or the engine is gone. It ends the process."""
+    os.setsid()  # Ctrl-C is for the engine's process, which passes it on: told twice, a front would end at once
     logging.basicConfig(format=f"front {place.index + 1}: %(message)s")
     logging.getLogger("qwen_megakernel").setLevel(place.log_level)
     sys.setswitchinterval(_SWITCH_S)

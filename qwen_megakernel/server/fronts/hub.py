@@ -6,6 +6,7 @@
 The engine's thread only puts chunks into a queue. All that waits in it goes out together, a write for each front.
 """
 
+import contextlib
 import itertools
 import json
 import logging
@@ -30,6 +31,10 @@ log = logging.getLogger(__name__)
 _READ = 64 << 10  # bytes
 _BUFFER = 4 << 20  # bytes that the system may hold for a front; Linux gives 0.4 MB unless net.core.wmem_max is raised
 _PIECES = 900  # of one write; Linux takes 1024
+MOST_UNSENT = 256 << 20
+"""Bytes that may wait for a front. An H100 at its busiest makes 71 MB a second, for all fronts. A front takes them
+within milliseconds; if so many wait, it hangs."""
+
 _FULL_S = 0.001  # a front whose socket is full is tried again after this time, or once it has read
 
 
@@ -41,12 +46,13 @@ class Line:
         unheard: how often it was told of the engine since something came from it.
         lost: its socket has ended.
         speeches: its open utterances, by their numbers.
+        unsent: bytes that wait to be sent.
     """
 
     def __init__(self, ours: socket.socket):
         self.socket = ours
         self.up = self.lost = False
-        self.unheard = 0
+        self.unheard = self.unsent = 0
         self.speeches: dict[int, _Speech] = {}
         self._unsent: deque[bytes | memoryview] = deque()
 
@@ -58,12 +64,14 @@ class Line:
     def put(self, *pieces: bytes | memoryview) -> None:
         if not self.lost:
             self._unsent.extend(pieces)
+            self.unsent += sum(map(len, pieces))
 
     def send(self) -> None:
         """Send what the socket takes."""
         try:
             while self.waits:
                 sent = self.socket.sendmsg(itertools.islice(self._unsent, _PIECES), [], socket.MSG_DONTWAIT)
+                self.unsent -= sent
                 while sent and sent >= len(self._unsent[0]):
                     sent -= len(self._unsent.popleft())
                 if sent:
@@ -72,6 +80,12 @@ class Line:
             pass
         except OSError:  # the front is gone; the thread that reads tells it
             self.lost = True
+
+    def end(self) -> None:
+        """The front has ended. The socket stays open for the threads that use it: another one could get its number."""
+        self.lost = True
+        with contextlib.suppress(OSError):  # it may have ended
+            self.socket.shutdown(socket.SHUT_RDWR)
 
 
 class _Speech:

@@ -20,7 +20,7 @@ from typing import Any
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.server.fronts.front import Place, run_front
-from qwen_megakernel.server.fronts.hub import Hub, Line
+from qwen_megakernel.server.fronts.hub import MOST_UNSENT, Hub, Line
 from qwen_megakernel.server.limits import OpenCount
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.options import ServerOptions
@@ -114,7 +114,7 @@ class Fronts:
         place = Place(index, theirs, self._listener.family, address, *counts, later, level)
         arguments = place, self._options, self._service.model
         process = self._context.Process(target=run_front, args=arguments, name=f"front {index + 1}", daemon=True)
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: while it imports, Ctrl-C is for us
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: until it has a session of its own
         try:
             process.start()
         finally:
@@ -135,19 +135,20 @@ class Fronts:
             self._service.give_up("dead", "the thread that writes to the fronts has ended")
         for index, front in enumerate(self._fronts):
             line, process = front.line, front.process
-            hangs = line.up and line.unheard > _MOST_UNHEARD
+            hangs = line.up and (line.unheard > _MOST_UNHEARD or line.unsent > MOST_UNSENT)
             if process.is_alive() and (hangs or line.lost):
                 log.error("front %d %s: it is killed", index + 1, "hangs" if hangs else "has left")
                 process.kill()
-                process.join()
+                process.join(_TELL_S)  # else it is looked after again
             if process.is_alive():
                 continue
-            line.socket.close()
+            line.end()
             self._connections[index] = self._sockets[index] = 0
             code = process.exitcode
-            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
             told = f"front {index + 1} (process {process.pid}) has ended {how}"
-            if not line.up:
+            others_serve = self._all_up and any(other.line.up for other in self._fronts)
+            if not (line.up or others_serve):
                 self._service.give_up("failed", f"{told} before it could serve")
                 return
             log.error("%s: its utterances are cancelled, and another one starts", told)
@@ -162,6 +163,9 @@ class Fronts:
         else:
             service.state = "draining"
             for front in self._fronts:
+                if not front.line.up:  # nobody speaks there, and it does not hear SIGINT while it imports
+                    front.process.kill()
+                    continue
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(front.process.pid, self._signals[0])
         while any(front.process.is_alive() for front in self._fronts) and time.monotonic() < end:
