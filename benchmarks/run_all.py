@@ -63,6 +63,7 @@ CPU = {
     "measure_e2e": ("--size {size} --turns 2", 25),
     "measure_batch": ("--size {size} --lines 8 --streams 2 --repeats 1", 40),
     "measure_loop": ("", 60),
+    "measure_fronts": ("", 100),
     "measure_drift": ("--minutes 10", 300),
 }
 ALL = GPU | GPUS | CPU
