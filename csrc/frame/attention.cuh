@@ -441,8 +441,7 @@ struct PagedAttention {
   }
   __device__ __forceinline__ void publish_head() const {
     const uint2 packet = total.packet();
-    if (lane() % 2 == 0)
-      b.template publish_attended<S>((head * kHeadDim + dim) / 4, assigned.column, packet.x, packet.y);
+    if (lane() % 2 == 0) b.publish_attended((head * kHeadDim + dim) / 4, assigned.column, packet.x, packet.y);
   }
 
   // Attend to all splits of this block. True: the context has one split only, and its result is published.
@@ -578,9 +577,8 @@ __device__ __forceinline__ void weigh_frame(B& b, const Queries& s, const Assign
   }
   const float inv = inverse_of(softmax.total());
   if (query >= rows * S::kGroup || (one_query && query % S::kGroup != assigned.rank)) return;
-  b.template publish_attended<S>(((assigned.kv_head * S::kGroup + query % S::kGroup) * kHeadDim + dims) / 4,
-                                 column + query_row, pack2(y[0][0] * inv, y[0][1] * inv),
-                                 pack2(y[1][0] * inv, y[1][1] * inv));
+  b.publish_attended(((assigned.kv_head * S::kGroup + query % S::kGroup) * kHeadDim + dims) / 4, column + query_row,
+                     pack2(y[0][0] * inv, y[0][1] * inv), pack2(y[1][0] * inv, y[1][1] * inv));
 }
 
 // Code predictor. A frame has at most 16 positions, one tile; every block of a sequence keeps it.

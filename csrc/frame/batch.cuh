@@ -424,13 +424,9 @@ struct GatedFinish {
 
   __device__ __forceinline__ void operator()(const float4& sums, int column, int row, float inverse) const {
     const float4 scale = scales_of<S::kFp8>(scales, row);
-    auto gated = [&](float gate_sum, float up_sum, float gate_scale, float up_scale) {
-      const float gate = gate_sum * inverse * gate_scale, up = up_sum * inverse * up_scale;
-      return gate / (1.f + __expf(-gate)) * up;
-    };
-    VectorLayout<S::kIntermediate>::store_gated(
-        vector, column, row / 2,
-        pack2(gated(sums.x, sums.y, scale.x, scale.y), gated(sums.z, sums.w, scale.z, scale.w)));
+    const float first = gated(make_float2(sums.x, sums.y), inverse, scale.x, scale.y),
+                second = gated(make_float2(sums.z, sums.w), inverse, scale.z, scale.w);
+    VectorLayout<S::kIntermediate>::store_gated(vector, column, row / 2, pack2(first, second));
   }
 };
 

@@ -58,7 +58,6 @@ struct Block {
     refresh();
   }
   // Packet p of a column's attention output.
-  template <class S>
   __device__ __forceinline__ void publish_attended(int p, int column, uint32_t low, uint32_t high) {
     publish(x.attn + packet_index(p, column), low, high, 0, epoch);
   }

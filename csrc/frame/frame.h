@@ -31,7 +31,7 @@ class BatchGraphs {
 
   // Record the graphs for launches of up to `columns` sequences. p: what is the same in all launches; on_gpu: where
   // each one's parameters will be.
-  cudaError_t record(int talker_hidden, int columns, const FrameParams& p, const FrameParams* on_gpu);
+  cudaError_t record(int talker_hidden, int columns, FrameParams p, const FrameParams* on_gpu);
   // One frame of so many sequences.
   cudaError_t launch(int columns, cudaStream_t stream) const;
 

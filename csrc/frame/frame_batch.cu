@@ -98,8 +98,7 @@ __global__ void __launch_bounds__(kComputeThreads) draw_kernel(const FrameParams
   Candidates<N> candidates;
   candidates.await(b, p.x.logits + static_cast<size_t>(column) * Dims::kCodecVocab);
   const int code = min(draw(b, candidates, First ? c.draw0 : c.draw, [](int) {}), N - 1);
-  if (tid == 0) between.keep(c, column, First ? 0 : group, code);
-  if (tid == 0) p.batch.code[column] = code;
+  if (tid == 0) between.keep(c, column, First ? 0 : group, code), p.batch.code[column] = code;
   if constexpr (First) {
     const float inverse = inverse_rms_of<T::kHidden>(p.batch.squares[kAfterMlp], column);
     if (tid == 0) p.batch.inverse[column] = inverse;
@@ -129,15 +128,14 @@ struct PublishAttended {
   }
 };
 
-// Puts the kernels of a frame of up to `columns` columns on a stream, one after the other.
+// Puts the kernels of a frame on a stream, one after the other.
 template <class Dims>
-struct Recorder {
+struct Recorder : WeightSteps {
   using T = typename Dims::Talker;
   using P = typename Dims::Predictor;
 
-  const FrameParams& p;             // the constant part
+  const FrameParams& p;             // what is the same in all launches; columns: of a launch, at most
   const FrameParams* const params;  // on the GPU, this launch's
-  const int columns;
   const cudaStream_t stream;
   cudaError_t error = cudaSuccess;
 
@@ -161,7 +159,7 @@ struct Recorder {
     if (error == cudaSuccess)
       error = cudaFuncSetAttribute(product_kernel<Q, Finish>, cudaFuncAttributeMaxDynamicSharedMemorySize, Q::kBytes);
     // No more clusters than there is room for at once, each with as many chunks as the others.
-    const int clusters = rows / Q::kTileRows, chunks = (columns + Q::kChunk - 1) / Q::kChunk;
+    const int clusters = rows / Q::kTileRows, chunks = (p.columns + Q::kChunk - 1) / Q::kChunk;
     const int most = max_of(1, room<Q, Finish>() / clusters), turns = (chunks + most - 1) / most;
     const ProductArgs args{matrix, static_cast<size_t>(stages) * kStageBytes, p.batch.vectors[input],
                            p.batch.squares[input], &params->columns};
@@ -225,33 +223,36 @@ struct Recorder {
     const float* const scales =
         First ? p.codec_head_scales : p.lm_head_scales + (kFp8 ? (group - 1) * Dims::kCodes : 0);
     product<Q>(ribbon, kStages, kAll, kAfterMlp, LogitFinish<Dims, First, kFp8>{params, scales, group});
-    launch(draw_kernel<Dims, First>, dim3(columns), kComputeThreads, 0, 0, params, group);
+    launch(draw_kernel<Dims, First>, dim3(p.columns), kComputeThreads, 0, 0, params, group);
   }
 
-  void frame() {
-    launch(begin_kernel<Dims>, dim3(columns), kComputeThreads, 0, 0, params);
+  void talker() {
+    launch(begin_kernel<Dims>, dim3(p.columns), kComputeThreads, 0, 0, params);
     for (int index = 0; index < p.talker.layers; index++)
       layer<T>(p.talker, p.talker_scales, index, false, [&] { attend_talker(index); });
-    head<true>(0);
-    for (int position = 0; position < kGroups; position++) {
-      const bool looked_up = p.tables.heads && position >= kFirstLookedUp;
-      if (position == 1) launch(begin_second_kernel<Dims>, dim3(columns), kComputeThreads, 0, 0, params);
-      if constexpr (Dims::kAdapter)
-        if (!looked_up) {
-          using Q = Product<P::kHiddenRows, T::kHidden, false, 8>;
-          product<Q>(p.adapter, Q::M::stages(Q::kOf), P::kHidden, kAfterMlp,
-                     AdapterFinish<P>{position ? nullptr : p.batch.inverse, p.adapter_bias, p.batch.residual,
-                                      p.predictor.input_norm, p.batch.vectors[kInput], p.batch.squares[kInput]});
-        }
-      for (int index = 0; index < p.predictor.layers; index++)
-        layer<P>(p.predictor, p.predictor_scales, index, looked_up && index == 0,
-                 [&] { attend_predictor(position, index, looked_up && index == 0); });
-      if (position) head<false>(position);
-    }
   }
+  void codec_head() { head<true>(0); }
+  void adapter(const Pass& pass) {
+    using Q = Product<P::kHiddenRows, T::kHidden, false, 8>;
+    product<Q>(p.adapter, Q::M::stages(Q::kOf), P::kHidden, kAfterMlp,
+               AdapterFinish<P>{pass.position ? nullptr : p.batch.inverse, p.adapter_bias, p.batch.residual,
+                                p.predictor.input_norm, p.batch.vectors[kInput], p.batch.squares[kInput]});
+  }
+  void predictor(const Pass& pass) {
+    const bool looked_up = pass_mode(p, pass.position) == PassMode::kLookedUp;
+    for (int index = 0; index < p.predictor.layers; index++)
+      layer<P>(p.predictor, p.predictor_scales, index, looked_up && index == 0,
+               [&] { attend_predictor(pass.position, index, looked_up && index == 0); });
+  }
+  // Behind the other passes, the draw makes what comes in next.
+  void end_pass(const Pass& pass) {
+    if (!pass.drawn_group()) launch(begin_second_kernel<Dims>, dim3(p.columns), kComputeThreads, 0, 0, params);
+  }
+  void lm_head(const Pass& pass) { head<false>(pass.drawn_group()); }
+
   void attend_talker(int index) {
     const TalkerAttention args{p.batch.qkv, p.batch.column, &params->columns, p.kv, p.talker, index};
-    launch(talker_attention<T, PublishAttended<T>>, dim3(T::kKvHeads, columns), kAttentionThreads, 0, 0, args,
+    launch(talker_attention<T, PublishAttended<T>>, dim3(T::kKvHeads, p.columns), kAttentionThreads, 0, 0, args,
            PublishAttended<T>{p.batch.vectors[kAttended]});
   }
   void attend_predictor(int position, int index, bool looked_up) {
@@ -260,22 +261,22 @@ struct Recorder {
     const PredictorAttention args{p.batch.qkv, p.batch.frame_kv, table, p.batch.code,
                                   p.predictor, &params->columns, index, position};
     launch(predictor_attention<P, PublishAttended<P>>,
-           dim3(P::kKvHeads, (columns + kAttentionWarps - 1) / kAttentionWarps), kAttentionThreads, 0, 0, args,
+           dim3(P::kKvHeads, (p.columns + kAttentionWarps - 1) / kAttentionWarps), kAttentionThreads, 0, 0, args,
            PublishAttended<P>{p.batch.vectors[kAttended]});
   }
 };
 
-// Record a frame of up to `columns` columns.
+// Record a frame of up to p.columns columns.
 template <class Dims>
-cudaError_t record_frame(int columns, const FrameParams& p, const FrameParams* on_gpu, cudaGraphExec_t* made) {
+cudaError_t record_frame(const FrameParams& p, const FrameParams* on_gpu, cudaGraphExec_t* made) {
   cudaStream_t stream = nullptr;
   cudaGraph_t graph = nullptr;
   cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   if (error != cudaSuccess) return error;
   error = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
   if (error == cudaSuccess) {
-    Recorder<Dims> recorder{p, on_gpu, columns, stream};
-    recorder.frame();
+    Recorder<Dims> recorder{{}, p, on_gpu, stream};
+    run_frame<Dims>(p, recorder);
     error = cudaStreamEndCapture(stream, &graph);
     if (recorder.error != cudaSuccess) error = recorder.error;
   }
@@ -287,14 +288,14 @@ cudaError_t record_frame(int columns, const FrameParams& p, const FrameParams* o
 
 }  // namespace
 
-cudaError_t BatchGraphs::record(int talker_hidden, int columns, const FrameParams& p, const FrameParams* on_gpu) {
-  for (int most = kStep; most < columns + kStep; most += kStep) {
+cudaError_t BatchGraphs::record(int talker_hidden, int columns, FrameParams p, const FrameParams* on_gpu) {
+  for (p.columns = kStep; p.columns < columns + kStep; p.columns += kStep) {
     cudaGraphExec_t graph = nullptr;
     cudaError_t error = cudaErrorInvalidValue;
     switch (talker_hidden) {
-      case DimsDemo::Talker::kHidden: error = record_frame<DimsDemo>(most, p, on_gpu, &graph); break;
-      case Dims06::Talker::kHidden: error = record_frame<Dims06>(most, p, on_gpu, &graph); break;
-      case Dims17::Talker::kHidden: error = record_frame<Dims17>(most, p, on_gpu, &graph); break;
+      case DimsDemo::Talker::kHidden: error = record_frame<DimsDemo>(p, on_gpu, &graph); break;
+      case Dims06::Talker::kHidden: error = record_frame<Dims06>(p, on_gpu, &graph); break;
+      case Dims17::Talker::kHidden: error = record_frame<Dims17>(p, on_gpu, &graph); break;
     }
     if (error != cudaSuccess) return error;
     graphs_.push_back(graph);

@@ -1,6 +1,6 @@
-// The order of a frame: its steps, one after the other. It stands only here. Three run it, each with its own work: the
-// producers, which fetch weights (producer.cuh), the compute warps, which multiply by them (frame.cuh), and a benchmark
-// that does nothing else (weights_alone.cu).
+// The order of a frame: its steps, one after the other. It stands only here. Four run it, each with its own work: the
+// producers, which fetch weights (producer.cuh), the compute warps, which multiply by them (frame.cuh), a benchmark
+// that does nothing else (weights_alone.cu), and on the host who records the graphs for many columns (frame_batch.cu).
 #pragma once
 #include "params.h"
 
@@ -18,23 +18,24 @@ struct Pass {
   int position, rows;
 
   // Group of the last code that comes in; 0 too where only the hidden state does.
-  __device__ __forceinline__ int last_group() const { return max(position - 1, 0); }
+  __host__ __device__ __forceinline__ int last_group() const { return max(position - 1, 0); }
   // Group of the code that is drawn behind it; 0: none is, because the pass took the hidden state alone.
-  __device__ __forceinline__ int drawn_group() const { return position + rows - 1; }
+  __host__ __device__ __forceinline__ int drawn_group() const { return position + rows - 1; }
   // Of a row among those of all sequences: its sequence (the shift divides by `rows`), and whether it is the talker's
   // hidden state.
   __device__ __forceinline__ int sequence_of(int row) const { return row >> (rows - 1); }
   __device__ __forceinline__ bool is_hidden(int row) const { return position == 0 && (row & (rows - 1)) == 0; }
 };
 
-__device__ __forceinline__ PassMode pass_mode(const FrameParams& p, int position) {
+__host__ __device__ __forceinline__ PassMode pass_mode(const FrameParams& p, int position) {
   if (p.tables.fill) return PassMode::kFillsTables;
   return p.tables.heads && position >= kFirstLookedUp ? PassMode::kLookedUp : PassMode::kComputed;
 }
 
-// Run the steps of a launch. `steps` has a method for each.
+// Run the steps of a launch. `steps` has a method for each, of the host or of the device.
+#pragma nv_exec_check_disable
 template <class Dims, class Steps>
-__device__ __forceinline__ void run_frame(const FrameParams& p, Steps& steps) {
+__host__ __device__ __forceinline__ void run_frame(const FrameParams& p, Steps& steps) {
   if (p.tables.fill) {
     steps.begin_tables();
   } else {
@@ -60,10 +61,10 @@ __device__ __forceinline__ void run_frame(const FrameParams& p, Steps& steps) {
 
 // The steps that take no weights, for those who do nothing in them.
 struct WeightSteps {
-  __device__ __forceinline__ void begin_tables() {}
-  __device__ __forceinline__ void resume() {}
-  __device__ __forceinline__ void end_pass(const Pass&) {}
-  __device__ __forceinline__ void next_input() {}
+  __host__ __device__ __forceinline__ void begin_tables() {}
+  __host__ __device__ __forceinline__ void resume() {}
+  __host__ __device__ __forceinline__ void end_pass(const Pass&) {}
+  __host__ __device__ __forceinline__ void next_input() {}
 };
 
 }  // namespace qmk

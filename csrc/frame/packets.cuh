@@ -263,6 +263,12 @@ __device__ __forceinline__ void add_and_publish(B& b, const Place<S>& place, con
   publish_residual<S>(b, place, slots, weight);
 }
 
+// SiLU(gate) * up of a row, out of its sums of gate and up.
+__device__ __forceinline__ float gated(float2 sums, float inv, float gate_scale, float up_scale) {
+  const float gate = sums.x * inv * gate_scale, up = sums.y * inv * up_scale;
+  return gate / (1.f + __expf(-gate)) * up;
+}
+
 // The MLP's rows of this block, in packets of 6. Eight threads make one; the last two do the same as the sixth.
 template <class S>
 struct MlpPackets {
@@ -280,14 +286,7 @@ struct MlpPackets {
     return 2 * (b.block * S::kMlpRows + row(b, b.tid / 8 % kPackets));
   }
 
-  // SiLU(gate) * up of a packet, out of a row's sums of gate and up. For the first of its threads.
-  static __device__ __forceinline__ uint3 gated(float2 sums, float inv, float gate_scale, float up_scale) {
-    const float gate = sums.x * inv * gate_scale, up = sums.y * inv * up_scale;
-    const float y = gate / (1.f + __expf(-gate)) * up;
-    const uint32_t pair = pack2(y, __shfl_down_sync(~0u, y, 1));
-    return make_uint3(pair, __shfl_down_sync(~0u, pair, 2), __shfl_down_sync(~0u, pair, 4));
-  }
-  // The same of all columns, published.
+  // SiLU(gate) * up of a packet, out of partial sums, of all columns.
   template <class B>
   static __device__ __forceinline__ void publish_gated(B& b, const float* partial, float gate_scale, float up_scale) {
     using M = Matvec<S::kGateUpRows, S::kHidden>;
@@ -299,10 +298,12 @@ struct MlpPackets {
       if (b.warp * 4 + round * (kComputeThreads / 8) >= kPackets * b.columns) break;
       const int c = min(column, b.columns - 1);
       const float inv = M::inverse_rms(partial, c);
-      const uint3 words = gated(M::template sum_as<float2>(partial, 2 * packet_row, c), inv, gate_scale, up_scale);
+      const float y = gated(M::template sum_as<float2>(partial, 2 * packet_row, c), inv, gate_scale, up_scale);
+      const uint32_t pair = pack2(y, __shfl_down_sync(~0u, y, 1));
+      const uint32_t second = __shfl_down_sync(~0u, pair, 2), third = __shfl_down_sync(~0u, pair, 4);
       const int p = b.block * kPackets + packet;
       if (b.tid % 8 == 0 && column < b.columns && p * kMlpPacket < S::kIntermediate)
-        publish(b.x.mlp + packet_index(p, column), words.x, words.y, words.z, b.epoch);
+        publish(b.x.mlp + packet_index(p, column), pair, second, third, b.epoch);
     }
   }
 };

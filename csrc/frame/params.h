@@ -94,7 +94,7 @@ struct Pace {
   uint32_t cycles;  // between two copies of kCopyBytes
 };
 
-// What a launch of many columns has besides (batch.cuh). A vector holds mma's B operand.
+// What a launch of many columns has besides (batch.cuh). A vector holds wgmma's B operand.
 struct Batch {
   const Column* column;  // [columns]
   uint8_t* vectors[kVectors];
@@ -103,7 +103,7 @@ struct Batch {
   float* residual;           // [columns][hidden] of the stack at work
   float* hidden;             // [columns][hidden] of the talker; then the sum of the embeddings so far
   float* inverse;            // [columns] 1 / rms of each behind the talker
-  int* code;                 // [columns] code 0
+  int* code;                 // [columns] that each drew last
   bf16* frame_kv;            // [predictor kv heads][kBatchColumns][layers][2][kGroups][head_dim]
 };
 

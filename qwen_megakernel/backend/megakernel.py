@@ -134,9 +134,8 @@ def _make_batch(config: TalkerConfig, columns: int, device: torch.device) -> dic
     talker, predictor = stacks = (config.stack, config.code_predictor.stack)
     hidden = max(s.hidden_size for s in stacks)
 
-    def vector(values: int) -> Tensor:
-        units = -(-values // (COMPUTE_WARPS * 32))  # of 16 bytes a lane: two steps of a product
-        return torch.zeros(COMPUTE_WARPS * columns // 8 * units * 32 * 16, dtype=torch.uint8, device=device)
+    def vector(values: int) -> Tensor:  # of bf16
+        return torch.zeros(2 * columns * values, dtype=torch.uint8, device=device)
 
     def floats(*shape: int) -> Tensor:
         return torch.zeros(columns, *shape, device=device)
