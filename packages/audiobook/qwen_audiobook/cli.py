@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 from qwen_audiobook import __version__
-from qwen_audiobook.lines import FOOTNOTES
+from qwen_audiobook.lines import FOOTNOTES, MATTER
 from qwen_megakernel.commands.idle import Idle
 from qwen_megakernel.commands.options import CommandParser, add_reading_options
 
@@ -36,6 +36,10 @@ def make_parser() -> CommandParser:
     add("--speakers", action="store_true", help='a line that begins with "[ada] " is spoken by ada')
     about = "leave footnotes out, or read them at their chapter's end; default: %(default)s"
     add("--footnotes", choices=FOOTNOTES, default=FOOTNOTES[0], help=about)
+    about = (
+        "leave out contents, imprint, index and the like where an EPUB marks them, or read all; default: %(default)s"
+    )
+    add("--matter", choices=MATTER, default=MATTER[0], help=about)
     add("--title", help="the book's title for the files' tags; default: the text's own")
     add("--author", help="the book's author for the files' tags; default: the text's own")
     add("--loudness", metavar="LUFS", type=loudness_of, help="give every piece this loudness, such as -19")

@@ -38,15 +38,22 @@ from qwen_megakernel.speech.request import SpeechRequest
 
 def narrate_book(args: argparse.Namespace) -> int:
     """Run the command. Returns the process's exit code. Raises TTSError: a line for people."""
-    source = Source(Markdown(args.text)) if args.text is not None else read_source(args.file)
+    source = Source(Markdown(args.text)) if args.text is not None else read_source(args.file, args.matter)
     check_not_blank(args, not any(line.text.strip() for line in source.lines))
     options, output = checked(args)
     voices = _check_book_options(args, output)
     if args.ref_audio is None and not args.speakers:
         check_voice(Checkpoint.open(args.model).config.variant, options)  # before the model is loaded
-    front_end = front_end_of(args.model, options, source.lines, source.tags.get("language"))
+    front_end = front_end_of(args.model, options, source.lines, source.tags.get("language")).of_book(source.markup)
     by_sentence = args.subtitles is not None
-    book = read_book(source.lines, front_end, by_sentence=by_sentence, speakers=args.speakers, footnotes=args.footnotes)
+    book = read_book(
+        source.lines,
+        front_end,
+        by_sentence=by_sentence,
+        speakers=args.speakers,
+        footnotes=args.footnotes,
+        scene_s=(args.pause.paragraph + args.pause.chapter) / 2,
+    )
     with ExitStack() as stack:
         stack.enter_context(ended_like_ctrl_c())
         path = output if output is not None else str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / OUT)

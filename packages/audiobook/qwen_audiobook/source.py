@@ -5,11 +5,13 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from qwen_audiobook.chapters import in_chapters
 from qwen_audiobook.epub import Epub
 from qwen_audiobook.front_matter import split_front_matter
-from qwen_audiobook.lines import Line, Markdown
+from qwen_audiobook.lines import MATTER, Line, Markdown
 from qwen_audiobook.text_bytes import HEAD, check_text, decoded
 from qwen_megakernel.commands.text_input import read_bytes, text_file
+from qwen_megakernel.speech.words import words_of
 
 
 @dataclass(frozen=True)
@@ -18,10 +20,20 @@ class Source:
 
     lines: Iterable[Line]  # which can be read more than once
     tags: dict[str, str] = field(default_factory=dict)  # "title", "author", "language", as far as they are known
+    markup: str = "markdown"  # of the text, as for `TextFrontEnd.of_book`
+    cover: bytes | None = None  # its picture, as a file
 
 
-def read_source(path: str | None) -> Source:
-    """Read a file; None or "-": standard input. Raises RequestError: it cannot be read, or holds no text."""
+def read_source(path: str | None, matter: str = MATTER[0]) -> Source:
+    """Read a file; None or "-": standard input. What is not read is told on standard error.
+
+    Args:
+        matter: one of `MATTER`. "main": contents, imprint, colophon and the like are left out, where the book marks
+            them as such.
+
+    Raises:
+        RequestError: it cannot be read, or holds no text.
+    """
     with text_file(path) as (file, where):
         head = file.read(HEAD)
         if not head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
@@ -30,8 +42,25 @@ def read_source(path: str | None) -> Source:
         if not file.seekable():
             file = io.BytesIO(head + read_bytes(file, where))
         with Epub(file, where) as book:
-            tags, lines = book.read()
-            return Source(list(lines), tags)
+            told = book.read()
+        for warning in told.warnings:
+            print(f"warning {where}: {warning}", file=sys.stderr)
+        lines = told.lines if matter == "all" else _main(told.lines, where)
+        return Source(in_chapters(lines), told.tags, "none", told.cover)
+
+
+def _main(lines: list[Line], where: str) -> list[Line]:
+    """The lines without contents, imprint and the like, unless these are most of the book."""
+    main = [line for line in lines if not line.matter]
+    left_out = {line.matter: 0 for line in lines if line.matter and line.text}
+    for line in lines:
+        if line.matter in left_out:
+            left_out[line.matter] += len(words_of(line.text))
+    if not left_out or 2 * sum(len(line.text) for line in main) < sum(len(line.text) for line in lines):
+        return lines
+    kinds = ", ".join(f"{kind} ({count} words)" for kind, count in left_out.items())
+    print(f"text    {where}: left out {kinds}; --matter all reads them", file=sys.stderr)
+    return main
 
 
 def _text(data: bytes, where: str) -> Source:

@@ -51,14 +51,15 @@ class PauseStream:
     """Splits a text that comes in pieces into texts and pauses, in order. A tag may be cut anywhere. `<speak>` around
     the text is left out."""
 
-    def __init__(self, refuse_other_tags: bool = True, lenient: bool = False):
+    def __init__(self, refuse_other_tags: bool = True, lenient: bool = False, has_tags: bool = True):
         """`refuse_other_tags`: SSML's other tags are an error; otherwise they stay in the text. `lenient`: what would
-        be an error is left out, with a warning. What is no tag after all stays in the text."""
+        be an error is left out, with a warning. What is no tag after all stays in the text. `has_tags`: otherwise
+        nothing in the text is a tag."""
         self._held = ""
         self._left_ms = 1000 * LONGEST_SILENCE_S  # of silence that is allowed; whole, so that cuts do not matter
         self._warned: set[str] = set()  # names of what was left out: each is told once
         self._lenient = lenient
-        self._names = _OURS + _REFUSED if refuse_other_tags else _OURS
+        self._names = (_OURS + _REFUSED if refuse_other_tags else _OURS) if has_tags else ()
 
     def push(self, piece: str) -> list[Part]:
         """Take a piece, and return the parts that are now final. Adjacent text may come in several parts. Raises
