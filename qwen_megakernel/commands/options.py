@@ -39,7 +39,10 @@ WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads
 WEIGHTS_HELP = f"{WEIGHTS_CHOICES} (docs/fp8.md); default: as the checkpoint has them"
 
 _PAUSES = "0.45,0.9,1.8"  # a sentence's is about the model's own
-_OF_BOOKS = tuple(f"--{name}" for name in "split subtitles speakers footnotes matter title author loudness".split())
+_OF_BOOKS = tuple(
+    f"--{name}"
+    for name in "split subtitles speakers footnotes matter chapters list preview quotes cover title author loudness".split()
+)
 
 
 def shown(text: str, keep: str = "") -> str:

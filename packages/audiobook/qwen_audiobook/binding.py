@@ -5,6 +5,7 @@ from loudness import integrated_loudness
 
 from qwen_audiobook.book import Book, Piece
 from qwen_audiobook.files import BookFiles, Cue
+from qwen_audiobook.kept import KeptSpeech
 from qwen_megakernel.commands import pieces
 from qwen_megakernel.commands.narrate import Binder
 from qwen_megakernel.commands.options import Pauses
@@ -51,15 +52,25 @@ class BookBinder(Binder):
     when each sentence is heard."""
 
     def __init__(
-        self, files: BookFiles, book: Book, sample_rate: int, pauses: Pauses | None, leveller: Leveller | None
+        self,
+        files: BookFiles,
+        book: Book,
+        sample_rate: int,
+        pauses: Pauses | None,
+        leveller: Leveller | None,
+        kept: KeptSpeech | None = None,
     ):
-        """`sample_rate`: in Hz. `pauses`: None: there is one piece, and it stays as the engine speaks it."""
+        """`sample_rate`: in Hz. `pauses`: None: there is one piece, and it stays as the engine speaks it. `kept`: keeps
+        each piece's sound, as PCM16. With it all sound is rounded to that first, so that it is the same later."""
         gain_of = None if leveller is None else leveller.gain
         super().__init__(lambda samples: files.write(pcm16(samples)), sample_rate, pauses, gain_of)
         self._files = files
         self._book = book
         self._piece: Piece | None = None
         self._ended: Piece | None = None  # the last piece that ended
+        self._kept = kept
+        self._pcm: list[bytes] = []  # of the current piece
+        self.spoken = 0  # pieces that ended
 
     def begin(self, piece: pieces.Piece) -> None:
         assert isinstance(piece, Piece)
@@ -68,7 +79,25 @@ class BookBinder(Binder):
         self._piece = piece
         super().begin(piece)
 
+    def add(self, samples: np.ndarray) -> None:
+        if self._kept:
+            self._pcm.append(pcm := pcm16(samples))
+            samples = _samples(pcm)
+        super().add(samples)
+
+    def add_spoken(self, piece: Piece, pcm: bytes) -> None:
+        """Add a whole piece whose sound was kept."""
+        self.begin(piece)
+        super().add(_samples(pcm))
+        self._end()
+
     def end(self) -> tuple[float, float]:
+        if self._kept and self._piece:
+            self._kept.keep(self._piece, b"".join(self._pcm))
+            self._pcm = []
+        return self._end()
+
+    def _end(self) -> tuple[float, float]:
         first, last = super().end()
         piece, before = self._piece, self._ended
         assert piece is not None
@@ -77,4 +106,9 @@ class BookBinder(Binder):
         cue = Cue(first, last, self._book.sentences[piece.sentence])
         self._files.add_cue(cue, goes_on=before is not None and before.sentence == piece.sentence)
         self._ended = piece
+        self.spoken += 1
         return first, last
+
+
+def _samples(pcm: bytes) -> np.ndarray:
+    return np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32767)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from qwen_audiobook.chapters import joined_titles
 from qwen_audiobook.lines import Line, Markdown, with_footnotes
+from qwen_audiobook.quotes import in_quotes
 from qwen_audiobook.written import with_written
 from qwen_megakernel.commands import pieces
 from qwen_megakernel.commands.pieces import MAX_PIECE_CHARS, Break, break_behind, spoken_parts
@@ -61,6 +62,7 @@ def read_book(
     speakers: bool = False,
     footnotes: str = "none",
     scene_s: float = 1.35,
+    quotes: str | None = None,
 ) -> Book:
     """Cut a text into pieces of at most `MAX_PIECE_CHARS` characters, never across paragraphs, speakers or pauses.
 
@@ -77,6 +79,7 @@ def read_book(
             paragraph ends. The name is not spoken.
         footnotes: one of `FOOTNOTES`.
         scene_s: seconds of silence where a scene ends within a chapter.
+        quotes: the speaker of direct speech, where the text names nobody.
 
     Raises:
         TextError: a pause or another tag is refused; the message has the line.
@@ -85,7 +88,8 @@ def read_book(
     lines = with_footnotes(Markdown(text) if isinstance(text, str) else text, footnotes)
     behind, title, pause_s = Break.CHAPTER, None, 0.0  # for the next piece
     only_headings = False  # are in the chapter so far
-    for turn in _turns(lines, speakers):
+    turns = _turns(lines, speakers)
+    for turn in turns if quotes is None else _with_quotes(turns, quotes.lower()):
         if turn.behind is Break.CHAPTER and only_headings and behind is not Break.CHAPTER:
             book.titles[-1] = joined_titles(filter(None, (book.titles[-1], turn.title)))
             behind = max(behind, Break.PARAGRAPH)
@@ -132,6 +136,17 @@ def _said(front_end: TextFrontEnd, turn: _Turn, by_sentence: bool) -> Iterator[t
             yield part
         else:
             yield from ((whole, whole) for whole in split_evenly(part, MAX_PIECE_CHARS))
+
+
+def _with_quotes(turns: Iterable[_Turn], speaker: str) -> Iterator[_Turn]:
+    """The turns, cut where direct speech begins and ends. That is said by `speaker`, unless the text names another."""
+    for turn in turns:
+        if turn.speaker is not None or turn.is_heading:
+            yield turn
+            continue
+        for number, (text, is_said) in enumerate(in_quotes(turn.text)):
+            part = replace(turn, text=text, speaker=speaker if is_said else None)
+            yield replace(part, behind=Break.CLAUSE, title=None, behind_scene=False) if number else part
 
 
 def _place(line: int, file: str) -> str:
