@@ -22,11 +22,17 @@ _TAG = (
     "is a tag, and neither WAV nor raw PCM has tags: name another file with --output, such as book.m4b, or leave the "
     "tag out"
 )
+
+
+def _holds_no_cover(args: argparse.Namespace) -> bool:
+    return not (args.output or "").lower().endswith(MPEG4) and args.read_along is None
+
+
 _COVER = "is a picture for .m4a and .m4b: name such a file with --output, or leave it out"
 _RULES = (
     Idle("title", _has_no_tags, _TAG),
     Idle("author", _has_no_tags, _TAG),
-    Idle("cover", lambda args: not (args.output or "").lower().endswith(MPEG4), _COVER),
+    Idle("cover", _holds_no_cover, _COVER),
 )
 
 
@@ -40,6 +46,7 @@ def make_parser() -> CommandParser:
     add = parser.add_argument
     add("--split", choices=("chapters",), help="write a file for each chapter, such as out-01.wav")
     add("--subtitles", metavar="PATH", help="write sentences and their times to this .srt or .vtt file")
+    add("--read-along", metavar="PATH", help="write an EPUB with text and sound whose readers mark what is spoken")
     add("--speakers", action="store_true", help='a line that begins with "[ada] " is spoken by ada')
     about = "leave footnotes out, or read them at their chapter's end; default: %(default)s"
     add("--footnotes", choices=FOOTNOTES, default=FOOTNOTES[0], help=about)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from qwen_audiobook.binding import BookBinder, Leveller
 from qwen_audiobook.book import Book, Piece, check_speakers, read_book
-from qwen_audiobook.choosing import PREVIEW_S, chosen, listed_chapters
+from qwen_audiobook.choosing import PREVIEW_S, chosen, clock, expected_s, listed_chapters
 from qwen_audiobook.cover import check_cover, cover_file
 from qwen_audiobook.files import BookFiles, Place, check_subtitles, numbered, tags_of
 from qwen_audiobook.kept import KeptSpeech, digest_of
 from qwen_audiobook.lines import Markdown
+from qwen_audiobook.read_along import check_read_along, write_read_along
 from qwen_audiobook.source import Source, read_source
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.load import Checkpoint
@@ -41,6 +42,8 @@ from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
 from spoken_text.languages import find_language, listed
 
+_WORTH_TELLING_S = 60.0  # of sound
+
 
 def narrate_book(args: argparse.Namespace) -> int:
     """Run the command. Returns the process's exit code. Raises TTSError: a line for people."""
@@ -57,6 +60,11 @@ def narrate_book(args: argparse.Namespace) -> int:
     if args.list:
         print("\n".join(listed_chapters(book, args.pause, args.speed or 1.0)))
         return 0
+    if (seconds := expected_s(book.pieces, args.pause, args.speed or 1.0)) > _WORTH_TELLING_S:
+        print(
+            f"book    {len({piece.chapter for piece in book.pieces})} chapters, about {clock(seconds)} of sound",
+            file=sys.stderr,
+        )
     with ExitStack() as stack:
         stack.enter_context(ended_like_ctrl_c())
         path = output if output is not None else str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / OUT)
@@ -73,7 +81,7 @@ def narrate_book(args: argparse.Namespace) -> int:
             requests = _Requests(engine, options, voices)
             pieces = requests.pieces(book.pieces)
             # A text of one piece stays as the engine speaks it.
-            pauses = args.pause if len(pieces) > 1 or args.subtitles is not None else None
+            pauses = args.pause if len(pieces) > 1 or _by_sentence(args) else None
             leveller = None if args.loudness is None else Leveller(args.loudness, engine.sample_rate)
             if kept:
                 kept.begin(options["seed"], engine.threads)
@@ -94,6 +102,9 @@ def narrate_book(args: argparse.Namespace) -> int:
                         print(f"{where}; run the same command again to go on", file=sys.stderr)
                     raise
             wrote = [name for place in places for name in (place.path, place.subtitles) if name is not None]
+            if args.read_along is not None:
+                write_read_along(args.read_along, book, places, tags, cover)
+                wrote.append(args.read_along)
             more = leveller.told() if leveller else []
             more += [f"kept    {before} pieces were spoken before"] if before else []
             report(args, wrote if output else [], engine, told, options, more)
@@ -115,12 +126,17 @@ def _read(args: argparse.Namespace, source: Source, options: RequestOptions) -> 
     return read_book(
         source.lines,
         front_end,
-        by_sentence=args.subtitles is not None,
+        by_sentence=_by_sentence(args),
         speakers=args.speakers,
         footnotes=args.footnotes,
         scene_s=(args.pause.paragraph + args.pause.chapter) / 2,
         quotes=args.quotes,
     )
+
+
+def _by_sentence(args: argparse.Namespace) -> bool:
+    """Must the time of each sentence be known?"""
+    return args.subtitles is not None or args.read_along is not None
 
 
 def _kept(
@@ -143,6 +159,8 @@ def _check_book_options(args: argparse.Namespace, output: str | None) -> dict[st
         raise RequestError("--split chapters writes several files, and --play plays one: give one of the two")
     if args.subtitles is not None:
         check_subtitles(args.subtitles)
+    if args.read_along is not None:
+        check_read_along(args.read_along, output)
     if args.voices is not None and not (args.speakers or args.quotes or args.voice):
         raise RequestError(
             "--voices has the voices for --speakers, or the one that --voice or --quotes names: give both"
@@ -155,7 +173,8 @@ def _cover_of(args: argparse.Namespace, source: Source) -> bytes | None:
     none."""
     if args.cover is not None:
         return cover_file(args.cover)
-    if source.cover is None or not (args.output or "").lower().endswith(MPEG4):
+    holds_one = (args.output or "").lower().endswith(MPEG4) or args.read_along is not None
+    if source.cover is None or not holds_one:
         return None
     if why := check_cover(source.cover):
         print(f"warning the book's cover is left out: {why}", file=sys.stderr)

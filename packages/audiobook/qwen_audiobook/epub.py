@@ -120,6 +120,15 @@ class Epub:
         told.cover = self._cover(opf, package, items)
         return told
 
+    @property
+    def is_word(self) -> bool:
+        """It is no EPUB, but a Word document. Raises RequestError: it is too long."""
+        if "word/document.xml" not in self._names:
+            return False
+        if sum(one.file_size for one in self._zip.infolist() if one.filename.endswith(".xml")) > MOST_BYTES:
+            raise RequestError(f"{self._where}: its text is longer than {MOST_BYTES // 10**6} MB; split the book")
+        return True
+
     def _opf(self) -> str:
         """The package file's name."""
         if _CONTAINER in self._names:
@@ -132,8 +141,6 @@ class Epub:
 
     def _other_kind(self) -> tuple[str, str]:
         how = "save it as plain text (UTF-8) in a word processor"
-        if "word/document.xml" in self._names:
-            return "a Word document (DOCX)", how
         if "content.xml" in self._names:
             return "an OpenDocument file (ODT)", how
         if "[Content_Types].xml" in self._names:

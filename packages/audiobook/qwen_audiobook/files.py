@@ -153,4 +153,3 @@ class BookFiles:
         place = self._places[self._number]
         if place.subtitles is not None:
             write_subtitles(place.subtitles, place.cues)
-        place.cues = []

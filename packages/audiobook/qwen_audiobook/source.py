@@ -1,12 +1,14 @@
-"""Where a book comes from: a file of text, Markdown or EPUB, or standard input."""
+"""Where a book comes from: a file of text, Markdown, EPUB, HTML, DOCX or PDF, a folder, or standard input."""
 
 import io
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from qwen_audiobook.chapters import in_chapters
-from qwen_audiobook.epub import Epub
+from qwen_audiobook.documents import is_html, read_folder, read_html, read_pdf, read_word
+from qwen_audiobook.epub import Epub, Told
 from qwen_audiobook.front_matter import split_front_matter
 from qwen_audiobook.lines import MATTER, Line, Markdown
 from qwen_audiobook.text_bytes import HEAD, check_text, decoded
@@ -25,7 +27,7 @@ class Source:
 
 
 def read_source(path: str | None, matter: str = MATTER[0]) -> Source:
-    """Read a file; None or "-": standard input. What is not read is told on standard error.
+    """Read a file, or a folder of HTML; None or "-": standard input. What is not read is told on standard error.
 
     Args:
         matter: one of `MATTER`. "main": contents, imprint, colophon and the like are left out, where the book marks
@@ -34,19 +36,27 @@ def read_source(path: str | None, matter: str = MATTER[0]) -> Source:
     Raises:
         RequestError: it cannot be read, or holds no text.
     """
+    if path is not None and Path(path).is_dir() and (told := read_folder(Path(path), f"--file {path}")):
+        return _book(told, f"--file {path}", matter)
     with text_file(path) as (file, where):
         head = file.read(HEAD)
+        if head.startswith(b"%PDF-"):
+            return _book(read_pdf(io.BytesIO(head + read_bytes(file, where)), where), where, matter)
         if not head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
             check_text(head, where)  # before the rest of what may be a film is read
-            return _text(head + read_bytes(file, where), where)
+            return _text(head + read_bytes(file, where), where, matter)
         if not file.seekable():
             file = io.BytesIO(head + read_bytes(file, where))
         with Epub(file, where) as book:
-            told = book.read()
-        for warning in told.warnings:
-            print(f"warning {where}: {warning}", file=sys.stderr)
-        lines = told.lines if matter == "all" else _main(told.lines, where)
-        return Source(in_chapters(lines), told.tags, "none", told.cover)
+            return _book(read_word(file, where) if book.is_word else book.read(), where, matter)
+
+
+def _book(told: Told, where: str, matter: str) -> Source:
+    """A book whose words are no markup."""
+    for warning in told.warnings:
+        print(f"warning {where}: {warning}", file=sys.stderr)
+    lines = told.lines if matter == "all" else _main(told.lines, where)
+    return Source(in_chapters(lines), told.tags, "none", told.cover)
 
 
 def _main(lines: list[Line], where: str) -> list[Line]:
@@ -63,10 +73,12 @@ def _main(lines: list[Line], where: str) -> list[Line]:
     return main
 
 
-def _text(data: bytes, where: str) -> Source:
+def _text(data: bytes, where: str, matter: str) -> Source:
     text, guessed = decoded(data, where)
     if guessed:
         guessed = guessed.replace("cp125", "Windows-125")
         print(f"text    {where}: read as {guessed}; if letters are wrong, save it as UTF-8", file=sys.stderr)
+    if is_html(text):
+        return _book(read_html(text, where), where, matter)
     tags, rest, first = split_front_matter(text, where)
     return Source(Markdown(rest, first), tags)

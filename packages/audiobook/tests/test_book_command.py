@@ -1,6 +1,8 @@
 """`qwen-audiobook`: a book goes on after an interrupt; chosen chapters, covers, languages, quotations."""
 
 import re
+import xml.etree.ElementTree as ET
+import zipfile
 from pathlib import Path
 
 import av
@@ -10,6 +12,7 @@ from books import page, write_epub
 from speaking import speak
 
 from qwen_audiobook.book import read_book
+from qwen_audiobook.source import read_source
 from spoken_text.front_end import TextFrontEnd
 
 TEXT = "".join(
@@ -182,3 +185,44 @@ def test_direct_speech_is_told_from_quoted_words(text, said):
     book = read_book(text, TextFrontEnd(), quotes="Ada")
     assert [piece.text for piece in book.pieces if piece.speaker == "ada"] == said
     assert "".join("".join(piece.text for piece in book.pieces).split()) == "".join(text.split())
+
+
+# ---------------------------------------------------------------- read-along
+
+
+def test_a_read_along_book_has_each_sentence_with_its_time(monkeypatch, capsys):
+    Path("cover.png").write_bytes(picture())
+    Path("book.md").write_text(
+        "---\ntitle: A & B\nauthor: Ann\nlang: en\n---\nOne. <Two>.\n\n# H\n\nThree.", encoding="utf-8"
+    )
+    args = [
+        "--file",
+        "book.md",
+        "-o",
+        "x.m4b",
+        "--read-along",
+        "x.epub",
+        "--cover",
+        "cover.png",
+        "--subtitles",
+        "x.srt",
+    ]
+    assert speak(monkeypatch, *args, "--seed", 1)[0] == 0
+    first = Path("x.epub").read_bytes()
+    with zipfile.ZipFile("x.epub") as book:
+        files = {name: book.read(name) for name in book.namelist()}
+    assert next(iter(files)) == "mimetype" and files["OEBPS/sound-1.m4b"] == Path("x.m4b").read_bytes()
+    assert [ET.fromstring(files[f"OEBPS/{name}"]) for name in ("package.opf", "nav.xhtml", "chapter-1.smil")]
+    overlays = (files["OEBPS/chapter-1.smil"] + files["OEBPS/chapter-2.smil"]).decode()
+    clips = re.findall(r'clipBegin="([\d.]+)s" clipEnd="([\d.]+)s"', overlays)
+    times = re.findall(r"00:00:(\d\d),(\d{3})", Path("x.srt").read_text(encoding="utf-8"))
+    assert [second for clip in clips for second in clip] == [f"{int(s)}.{ms}" for s, ms in times] and len(clips) == 4
+    source = read_source("x.epub")
+    assert [line.text for line in source.lines if line.text] == ["One. <Two>.", "H", "Three."]
+    assert source.tags == {"title": "A & B", "author": "Ann", "language": "en"} and source.cover
+    assert speak(monkeypatch, *args, "--seed", 1)[0] == 0 and Path("x.epub").read_bytes() == first
+    for wrong, told in (
+        (["--read-along", "x.txt"], "ends in .epub"),
+        (["-o", "x.wav"], "end that in .mp3, .m4a, .m4b"),
+    ):
+        assert speak(monkeypatch, *args, *wrong)[0] == 1 and told in capsys.readouterr().err
