@@ -211,7 +211,9 @@ class _Ffmpeg:
         muxer, codec, bits, options = _FFMPEG[name]
         self._new_frame = av.AudioFrame.from_ndarray
         self._container = av.open(target, "w", format=muxer, options=options)
-        self._stream = self._container.add_stream(codec, rate=rate, layout="mono")
+        # Nearly three times as fast as FFmpeg's default, and not worse (docs/log/2026-11-28.md#whole-books).
+        coder = {"aac_coder": "fast"} if codec == "aac" else {}
+        self._stream = self._container.add_stream(codec, rate=rate, layout="mono", options=coder)
         self._stream.bit_rate = bits
         if code := _language_code(tags.get("language", "")):
             self._stream.metadata["language"] = code
