@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import fcntl
 import io
 import os
 import secrets
@@ -94,6 +95,8 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     part = path.with_name(f".speech-{secrets.token_hex(4)}.part")
     file = open(part, "xb")  # noqa: SIM115 - closed below
     try:
+        with suppress(OSError):  # some file systems have no locks
+            fcntl.flock(file, fcntl.LOCK_EX)  # tells that its process lives
         if path.exists():
             os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
         yield file

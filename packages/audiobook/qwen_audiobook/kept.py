@@ -7,8 +7,10 @@ import hashlib
 import json
 import os
 import struct
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.voice import Voice
 from spoken_text.files import open_descriptor
 
+_NEW_S = 5.0  # a file is new for so long
 _HEAD = struct.Struct("<III")  # of a piece: checksum of its text, checksum and bytes of its sound
 
 
@@ -67,6 +70,7 @@ class KeptSpeech:
         try:
             head = json.loads(self._file.readline(1000))
             self.seed, self.threads = head["seed"], head["threads"]
+            _drop_halves(place.parent)
         except (ValueError, KeyError, TypeError):  # a new file, or one that was killed at its beginning
             self._file.seek(0)
             self._file.truncate()
@@ -113,6 +117,16 @@ class KeptSpeech:
         if kind is None:
             self._path.unlink(missing_ok=True)
         self._file.close()
+
+
+def _drop_halves(folder: Path) -> None:
+    """Delete unfinished sound files of processes that were killed. A process that lives has locked its own; a new one
+    gets the time to do so."""
+    for path in folder.glob(".speech-*.part"):
+        with suppress(OSError), open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - path.stat().st_mtime > _NEW_S:
+                path.unlink()
 
 
 def _checksum(piece: Piece) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qwen_audiobook.chapters import in_chapters
-from qwen_audiobook.documents import is_html, read_folder, read_html, read_pdf, read_word
+from qwen_audiobook.documents import HTML, is_html, read_folder, read_html, read_pdf, read_word
 from qwen_audiobook.epub import Epub, Told
 from qwen_audiobook.front_matter import split_front_matter
 from qwen_audiobook.lines import MATTER, Line, Markdown
@@ -44,7 +44,8 @@ def read_source(path: str | None, matter: str = MATTER[0]) -> Source:
             return _book(read_pdf(io.BytesIO(head + read_bytes(file, where)), where), where, matter)
         if not head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
             check_text(head, where)  # before the rest of what may be a film is read
-            return _text(head + read_bytes(file, where), where, matter)
+            page = (path or "").lower().endswith(HTML)
+            return _text(head + read_bytes(file, where), where, matter, page)
         if not file.seekable():
             file = io.BytesIO(head + read_bytes(file, where))
         with Epub(file, where) as book:
@@ -73,12 +74,12 @@ def _main(lines: list[Line], where: str) -> list[Line]:
     return main
 
 
-def _text(data: bytes, where: str, matter: str) -> Source:
+def _text(data: bytes, where: str, matter: str, is_page: bool) -> Source:
     text, guessed = decoded(data, where)
     if guessed:
         guessed = guessed.replace("cp125", "Windows-125")
         print(f"text    {where}: read as {guessed}; if letters are wrong, save it as UTF-8", file=sys.stderr)
-    if is_html(text):
+    if is_page or is_html(text):
         return _book(read_html(text, where), where, matter)
     tags, rest, first = split_front_matter(text, where)
     return Source(Markdown(rest, first), tags)

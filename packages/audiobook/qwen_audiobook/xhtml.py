@@ -41,6 +41,8 @@ _HEARD = frozenset(
     "abstract acknowledgments afterword appendix bodymatter chapter conclusion dedication epigraph epilogue foreword"
     " introduction part preamble preface prologue volume".split()
 )
+_NUMBERS = frozenset("pagenum pageno page-number pagenumber".split())  # as Project Gutenberg marks "[Pg 12]"
+_IS_PAGE = re.compile(r"\.x?html?(?:#|$)", re.I)
 _SIGN = re.compile(r"[\s\[\](){}*†‡§¶|↩↑^\ufe0e\d.,]*")  # of a link to a footnote or back from it
 _CHUNK, _LONGEST_HELD = 65_536, 1_000_000  # characters
 _LONGEST_END = 2000  # characters of an open tag at the end, for which html.parser takes time that grows by the square
@@ -216,8 +218,9 @@ class _Page:
         if self._skipped.open(tag):
             return
         classes = given.get("class", "").split()
-        is_number = "pagenum" in classes  # as Project Gutenberg writes "[Pg 12]"
-        if tag == "iframe" and (source := given.get("src")):
+        is_number = not _NUMBERS.isdisjoint(classes)
+        source = given.get("src") or given.get("data", "")
+        if tag == "iframe" and source or tag in ("embed", "object") and _IS_PAGE.search(source):
             self.embedded.append(source)
         if tag == "math" and (spoken := given.get("alttext", "").strip()):
             self.words(f" {spoken} ")

@@ -1,6 +1,9 @@
 """`qwen-audiobook`: a book goes on after an interrupt; chosen chapters, covers, languages, quotations."""
 
+import os
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 import zipfile
 from pathlib import Path
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 from books import page, write_epub
 from speaking import speak
+from waiting import until
 
 from qwen_audiobook.book import read_book
 from qwen_audiobook.source import read_source
@@ -226,3 +230,18 @@ def test_a_read_along_book_has_each_sentence_with_its_time(monkeypatch, capsys):
         (["-o", "x.wav"], "end that in .mp3, .m4a, .m4b"),
     ):
         assert speak(monkeypatch, *args, *wrong)[0] == 1 and told in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on_and_leaves_nothing_else():
+    command = [sys.executable, "-m", "qwen_audiobook", "--file", "book.md", "--device", "cpu", "--threads", "1"]
+    command += ["--seed", "4", "--loudness", "-19", "-o"]
+    subprocess.run([*command, "whole.m4b"], check=True, capture_output=True)
+    for grown in (1, 100_000, 400_000):  # bytes of kept speech
+        with subprocess.Popen([*command, "x.m4b"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            until(lambda least=grown: sum(path.stat().st_size for path in Path().glob(".x.m4b.*.speech")) > least)
+            process.kill()
+    for part in Path().glob(".speech-*.part"):
+        os.utime(part, (0, 0))
+    subprocess.run([*command, "x.m4b"], check=True, capture_output=True)
+    assert Path("x.m4b").read_bytes() == Path("whole.m4b").read_bytes() and set(files()) == {"x.m4b", "whole.m4b"}
