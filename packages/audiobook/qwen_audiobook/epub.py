@@ -8,7 +8,7 @@ import re
 import xml.etree.ElementTree as ET
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from posixpath import normpath
 from typing import IO, NamedTuple, TypeVar
@@ -166,24 +166,23 @@ class Epub:
 
     def _contents(self, opf: str, items: dict[str, _Item], toc: str) -> "_Contents":
         """What the navigation document says, or an older book's NCX."""
-        told = _Contents([], [])
+        page, entries, landmarks = "", [], []
         navigation = [item.href for item in items.values() if "nav" in item.properties]
         if navigation and (page := self._inside(opf, navigation[0])) in self._names:
             found = self._unrefused(page, lambda: contents_of(self._page(page)))
-            told = _Contents(
-                [(page, target, title) for target, title in found.entries],
-                [(page, target, kind) for target, kind in found.landmarks],
-            )
+            entries, landmarks = found.entries, [(page, target, kind) for target, kind in found.landmarks]
         ncx = [items[toc].href] if toc in items else []
         ncx += [item.href for item in items.values() if item.kind == "application/x-dtbncx+xml"]
-        if not told.entries and ncx and (page := self._inside(opf, ncx[0])) in self._names:
-            tree = self._xml(page)
-            for point in [*tree.findall("{*}navMap/{*}navPoint"), *tree.findall("{*}navMap/{*}navPoint/{*}navPoint")]:
-                content, label = point.find("{*}content"), point.find("{*}navLabel/{*}text")
-                if content is not None and label is not None:
-                    title = " ".join("".join(label.itertext()).split())
-                    told.entries.append((page, content.get("src", ""), title))
-        return told
+        if not entries and ncx and (page := self._inside(opf, ncx[0])) in self._names:
+            entries = list(_points(self._xml(page).find("{*}navMap")))
+        pages: set[str] = set()
+        chapters = []
+        for target, title, level in entries:
+            path, _ = path_of(page, target)
+            if level < 2 or path not in pages:  # deeper entries are sections, unless they have pages of their own
+                chapters.append((page, target, title))
+            pages.add(path)
+        return _Contents(chapters, landmarks)
 
     def _lines(
         self,
@@ -277,6 +276,15 @@ class _Contents(NamedTuple):
 
     entries: list[tuple[str, str, str]]
     landmarks: list[tuple[str, str, str]]
+
+
+def _points(parent: ET.Element | None, level: int = 0) -> Iterator[tuple[str, str, int]]:
+    """Target, title and level of each entry of an NCX. Deeper ones than any book has are left out."""
+    for point in parent.findall("{*}navPoint") if parent is not None and level < 20 else ():
+        content, label = point.find("{*}content"), point.find("{*}navLabel/{*}text")
+        if content is not None and label is not None:
+            yield content.get("src", ""), " ".join("".join(label.itertext()).split()), level
+        yield from _points(point, level + 1)
 
 
 def _by_page(entries: list[tuple[str, str, str]]) -> dict[str, dict[str, str]]:

@@ -404,18 +404,19 @@ class Contents:
     """What a navigation document says.
 
     Attributes:
-        entries: targets and titles of the first two levels of links in the table of contents.
+        entries: targets and titles of the table of contents, with the level of each from 0 on.
         landmarks: targets and kinds, such as "colophon".
     """
 
     def __init__(self) -> None:
-        self.entries: list[tuple[str, str]] = []
+        self.entries: list[tuple[str, str, int]] = []
         self.landmarks: list[tuple[str, str]] = []
         self.line: Callable[[], int] = lambda: 1
         self._list = ""  # the open <nav>: "toc", "landmarks" or another
         self._items: list[bool] = []  # open <li> in it: does it have a link?
         self._target = ""
         self._title: list[str] = []
+        self._level = 0
 
     def start(self, tag: str, given: dict[str, str]) -> None:
         kinds = f"{given.get('epub:type', '')} {given.get('role', '').removeprefix('doc-')}".split()
@@ -425,8 +426,8 @@ class Contents:
             self._items.append(False)
         elif tag == "a" and self._list == "landmarks":
             self.landmarks += [(given.get("href", ""), kind) for kind in kinds]
-        elif tag == "a" and self._list == "toc" and sum(self._items[:-1]) < 2:
-            self._target, self._title = given.get("href", ""), []
+        elif tag == "a" and self._list == "toc":
+            self._target, self._title, self._level = given.get("href", ""), [], sum(self._items[:-1])
             self._items[-1:] = [True]
         elif tag == "br":
             self._title.append(" ")
@@ -437,7 +438,7 @@ class Contents:
         elif tag == "li":
             del self._items[-1:]
         elif tag == "a" and self._target:
-            self.entries.append((self._target, " ".join("".join(self._title).split())))
+            self.entries.append((self._target, " ".join("".join(self._title).split()), self._level))
             self._target = ""
 
     def words(self, text: str) -> None:

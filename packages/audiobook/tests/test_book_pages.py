@@ -169,6 +169,34 @@ def entry(text: str) -> str:
     return "<li><a href='{}'>{}</a></li>".format(*text.split(" ", 1))
 
 
+@pytest.mark.parametrize("kind", ["nav", "ncx"])
+def test_pages_deep_in_the_contents_are_chapters_and_sections_within_them_are_not(kind):
+    pages = {f"c{n}.xhtml": page(f"<h4>{n}</h4><p>Yes.</p><h5 id='s'>Deep</h5><p>No.</p>") for n in range(3)}
+    pages = {"p.xhtml": page("<h2>Book</h2>"), "q.xhtml": page("<h3>Part</h3>")} | pages
+    book, part = ("p.xhtml", "Book"), ("q.xhtml", "Part")
+    deep = [((f"c{n}.xhtml", f"Chapter {n}"), [((f"c{n}.xhtml#s", "Deep"), [])]) for n in range(3)]
+    if kind == "nav":
+        how = toc(listed(book, [(part, deep)]))
+    else:
+        points = (
+            f"<ncx xmlns='http://www.daisy.org/z3986/2005/ncx/'><navMap>{point(book, [(part, deep)])}</navMap></ncx>"
+        )
+        item = '<item id="n" href="toc.ncx" media-type="application/x-dtbncx+xml"/>'
+        how = {"items": item, "spine": 'toc="n"', "files": {"OEBPS/toc.ncx": points}}
+    assert read(write_epub(pages, **how)).titles == ["Book: Part: Chapter 0", "Chapter 1", "Chapter 2"]
+
+
+def listed(entry: tuple[str, str], more: list) -> str:
+    inner = "".join(listed(*one) for one in more)
+    return f"<li><a href='{entry[0]}'>{entry[1]}</a>{f'<ol>{inner}</ol>' if inner else ''}</li>"
+
+
+def point(entry: tuple[str, str], more: list) -> str:
+    inner = "".join(point(*one) for one in more)
+    label = f"<navLabel><text>{entry[1]}</text></navLabel><content src='{entry[0]}'/>"
+    return f"<navPoint>{label}{inner}</navPoint>"
+
+
 def test_contents_decide_where_headings_are_finer_and_headings_where_contents_are_poor():
     chapters = {f"c{n}.xhtml": page(f"<h1>{n}</h1><p>Yes.</p><h2>Deep</h2><p>No.</p>") for n in range(3)}
     good = [f"c{n}.xhtml Chapter {n}" for n in range(3)]
