@@ -317,13 +317,13 @@ def test_an_error_arrives_as_it_was_raised(error):
 
 
 class Processes:
-    """`serve --front-processes 2` as a user starts it."""
+    """`serve --front-processes N` as a user starts it."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, fronts: int):
         self.port = port = free_port()
         self.url, self.log = f"http://127.0.0.1:{port}", folder / "log"
         sizes = ["--max-streams", "4", "--max-positions", "512", "--queue-timeout", str(PATIENCE_S)]
-        options = ["--model", "demo", "--device", "cpu", "--port", str(port), *sizes, "--front-processes", "2"]
+        options = ["--model", "demo", "--device", "cpu", "--port", str(port), *sizes, "--front-processes", str(fronts)]
         command = [sys.executable, "-m", "qwen_megakernel", "serve", *options]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stderr=log, start_new_session=True)
@@ -358,8 +358,8 @@ class Processes:
 
 
 @pytest.fixture
-def processes(tmp_path):
-    server = Processes(tmp_path)
+def processes(tmp_path, request):
+    server = Processes(tmp_path, getattr(request, "param", 2))
     yield server
     server.process.kill()
     server.process.wait()
@@ -394,6 +394,7 @@ def test_a_killed_front_is_replaced_and_sigterm_lets_speech_end(processes):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("processes", [1], indirect=True)
 def test_ctrl_c_is_told_once_to_each_front(processes):
     """A terminal tells all processes of a group. Told twice, uvicorn ends with tracebacks."""
     with processes.streaming() as response:
@@ -404,6 +405,7 @@ def test_ctrl_c_is_told_once_to_each_front(processes):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("processes", [1], indirect=True)
 def test_fronts_end_with_their_engine(processes):
     fronts = processes.fronts()
     with processes.streaming() as response:
@@ -414,7 +416,7 @@ def test_fronts_end_with_their_engine(processes):
             for _ in chunks:
                 pass
     until(lambda: not any(Path(f"/proc/{front}").exists() for front in fronts))
-    assert processes.log.read_text().count("the engine is dead: the engine's process is gone") == 2
+    assert processes.log.read_text().count("the engine is dead: the engine's process is gone") == 1
 
 
 def test_what_no_front_can_do_is_refused(capsys):
