@@ -352,8 +352,9 @@ class Processes:
                         return front
         raise AssertionError("no front has this connection")
 
-    def streaming(self):
-        body = {"model": "demo", "voice": "ada", "input": " ".join([TEXT] * 6), "response_format": "pcm", "seed": 5}
+    def streaming(self, times: int = 6):
+        text = " ".join([TEXT] * times)
+        body = {"model": "demo", "voice": "ada", "input": text, "response_format": "pcm", "seed": 5}
         return stream("POST", self.url + SPEECH, json=body)
 
 
@@ -383,7 +384,7 @@ def test_a_killed_front_is_replaced_and_sigterm_lets_speech_end(processes):
     until(lambda: f"process {killed}) has ended by signal 9" in processes.log.read_text())
     until(lambda: len(processes.fronts()) == 2 and killed not in processes.fronts())
     until(lambda: "\nqwen_megakernel_streams 0.0" in get(processes.url + "/metrics").text)
-    with processes.streaming() as response:
+    with processes.streaming(2) as response:  # a busy machine must end it within the drain's 10 s
         chunks = response.iter_raw()
         heard = next(chunks)
         processes.process.send_signal(signal.SIGTERM)
