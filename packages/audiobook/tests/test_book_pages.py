@@ -93,10 +93,12 @@ def test_a_book_that_mentions_markup_is_read(normalize):
     assert texts(epub_of(body, front_end=TextFrontEnd("english", normalize))) == [words]
 
 
-def test_a_markdown_book_may_name_tags_and_has_its_pauses():
-    Path("book.md").write_text("Water is H<sub>2</sub>O, says <audio>. [pause 1s] Yes.", encoding="utf-8")
+def test_a_markdown_book_may_name_tags_and_has_its_pauses(caplog):
+    text = "Water is H<sub>2</sub>O, says <audio>. [pause 1s] Yes. [pause 20s], <break x=1> and [pause x"
+    Path("book.md").write_text(text, encoding="utf-8")
     book = read("book.md")
-    assert texts(book) == ["Water is H<sub>2</sub>O, says <audio>.", "Yes."] and book.pieces[1].pause_s == 1
+    assert texts(book) == [part.strip() for part in text.split("[pause 1s]")] and book.pieces[1].pause_s == 1
+    assert "it is no pause of 0 to 10 seconds: [pause 20s]" in caplog.text
 
 
 # ---------------------------------------------------------------- pages

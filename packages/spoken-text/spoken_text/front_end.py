@@ -93,8 +93,8 @@ class TextFrontEnd:
         return front_end
 
     def of_book(self, markup: str) -> "TextFrontEnd":
-        """The same for the texts of a book. `markup`: "markdown": SSML's tags other than pauses are the book's own
-        words. "none": pauses and Markdown are too."""
+        """The same for the texts of a book. `markup`: "markdown": tags are the book's own words, except pauses that can
+        be followed. "none": so are pauses and Markdown."""
         front_end = copy.copy(self)
         front_end._markup = markup
         return front_end
@@ -241,8 +241,8 @@ class TextFrontEndStream:
     ):
         """`finder`: finds the language, if it is not known. `reads_aloud`: the normalizer puts numbers and addresses
         into words. `markup`: "ssml", or as for `TextFrontEnd.of_book`."""
-        refuse = markup == "ssml" and not normalizes
-        self._pauses = PauseStream(refuse_other_tags=refuse, lenient=lenient, has_tags=markup != "none")
+        is_ssml = markup == "ssml"
+        self._pauses = PauseStream(is_ssml and not normalizes, lenient, markup != "none", odd_stays=not is_ssml)
         self._lenient = lenient
         self._seeks, self._silent = True, ""  # no word has come yet; what has come instead
         self._lexicon = lexicon
