@@ -61,7 +61,7 @@ class BookBinder(Binder):
         kept: KeptSpeech | None = None,
     ):
         """`sample_rate`: in Hz. `pauses`: None: there is one piece, and it stays as the engine speaks it. `kept`: keeps
-        each piece's sound, as PCM16. With it all sound is rounded to that first, so that it is the same later."""
+        each piece's sound."""
         gain_of = None if leveller is None else leveller.gain
         super().__init__(lambda samples: files.write(pcm16(samples)), sample_rate, pauses, gain_of)
         self._files = files
@@ -69,7 +69,7 @@ class BookBinder(Binder):
         self._piece: Piece | None = None
         self._ended: Piece | None = None  # the last piece that ended
         self._kept = kept
-        self._pcm: list[bytes] = []  # of the current piece
+        self._sound: list[np.ndarray] = []  # of the current piece
         self.spoken = 0  # pieces that ended
 
     def begin(self, piece: pieces.Piece) -> None:
@@ -81,20 +81,19 @@ class BookBinder(Binder):
 
     def add(self, samples: np.ndarray) -> None:
         if self._kept:
-            self._pcm.append(pcm := pcm16(samples))
-            samples = _samples(pcm)
+            self._sound.append(samples)
         super().add(samples)
 
-    def add_spoken(self, piece: Piece, pcm: bytes) -> None:
-        """Add a whole piece whose sound was kept."""
+    def add_spoken(self, piece: Piece, samples: np.ndarray) -> None:
+        """Add a whole piece whose sound was kept, fp32 [n]."""
         self.begin(piece)
-        super().add(_samples(pcm))
+        super().add(samples)
         self._end()
 
     def end(self) -> tuple[float, float]:
         if self._kept and self._piece:
-            self._kept.keep(self._piece, b"".join(self._pcm))
-            self._pcm = []
+            self._kept.keep(self._piece, np.concatenate(self._sound or [np.zeros(0, np.float32)]))
+            self._sound = []
         return self._end()
 
     def _end(self) -> tuple[float, float]:
@@ -108,7 +107,3 @@ class BookBinder(Binder):
         self._ended = piece
         self.spoken += 1
         return first, last
-
-
-def _samples(pcm: bytes) -> np.ndarray:
-    return np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32767)

@@ -91,8 +91,8 @@ def narrate_book(args: argparse.Namespace) -> int:
             ):
                 binder = BookBinder(files, book, engine.sample_rate, pauses, leveller, kept)
                 try:
-                    for piece, pcm in zip(pieces, kept.spoken(pieces) if kept else (), strict=False):
-                        binder.add_spoken(piece, pcm)
+                    for piece, sound in zip(pieces, kept.spoken(pieces) if kept else (), strict=False):
+                        binder.add_spoken(piece, sound)
                     before = binder.spoken
                     progress.skip(before)
                     told = narrate(engine, pieces[before:], book.after_s, requests.of, binder, progress)
@@ -142,11 +142,16 @@ def _by_sentence(args: argparse.Namespace) -> bool:
 def _kept(
     args: argparse.Namespace, output: str | None, options: RequestOptions, voices: dict[str, Voice], book: Book
 ) -> KeptSpeech | None:
-    """Where the speech of a book of several pieces is kept; None: the sound goes into no file."""
+    """Where the speech of a book of several pieces is kept; None: the sound goes into no file, or nothing can be kept
+    here. Raises RequestError: another process speaks it."""
     if output in (None, "-") or len(book.pieces) < 2 or Path(output).exists() and not Path(output).is_file():
         return None
     given = {name: value for name, value in options.items() if name != "seed" or args.seed is not None}
-    return KeptSpeech(output, digest_of(args, given, voices), book.pieces)
+    try:
+        return KeptSpeech(output, digest_of(args, given, voices), book.pieces)
+    except OSError as error:
+        print(f"warning no speech is kept for another run: {error}; XDG_CACHE_HOME names a folder", file=sys.stderr)
+        return None
 
 
 def _check_book_options(args: argparse.Namespace, output: str | None) -> dict[str, Voice]:

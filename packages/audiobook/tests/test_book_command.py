@@ -1,5 +1,6 @@
 """`qwen-audiobook`: a book goes on after an interrupt; chosen chapters, covers, languages, quotations."""
 
+import errno
 import os
 import re
 import subprocess
@@ -56,7 +57,7 @@ def picture(codec: str = "png") -> bytes:
     [["-o", "x.m4b"], ["-o", "x.wav", "--loudness", "-19", "--split", "chapters", "--subtitles", "x.srt"]],
     ids=str,
 )
-def test_a_book_that_was_stopped_goes_on_and_has_the_same_bytes(form, monkeypatch, capsys, fresh_seed):
+def test_a_book_that_was_stopped_goes_on_and_has_the_same_bytes(form, monkeypatch, capsys, fresh_seed, cache):
     args = ["--file", "book.md", *form]
     assert speak(monkeypatch, *args, "--seed", 7)[0] == 0
     whole = files()
@@ -71,10 +72,11 @@ def test_a_book_that_was_stopped_goes_on_and_has_the_same_bytes(form, monkeypatc
         for spoken, stop in zip([0, *stops], stops, strict=False):
             assert speak(monkeypatch, *args, "--seed", 7, stop_behind=stop - spoken)[0] == 130
             assert f"stopped behind piece {stop} of {total}, seed 7; run the same" in capsys.readouterr().err
-            kept = next(Path().glob(".*.speech"))
-            kept.write_bytes(kept.read_bytes() + bytes(rng.integers(0, 256, rng.integers(0, 99), np.uint8)))
+            for kept in cache.iterdir():
+                kept.write_bytes(kept.read_bytes() + bytes(rng.integers(0, 256, rng.integers(0, 99), np.uint8)))
         code, engine = speak(monkeypatch, *args, "--seed", 7)
         assert code == 0 and len(engine.spoken) == total - stops[-1] and files() == whole
+        assert not any(cache.iterdir())
         assert stops[-1] == 0 or f"kept    {stops[-1]} pieces were spoken before" in capsys.readouterr().out
 
 
@@ -91,6 +93,28 @@ def test_a_drawn_seed_goes_on_and_another_text_begins_anew(monkeypatch, capsys):
     code, engine = speak(monkeypatch, *args, "--pause", "0")
     assert code == 0 and len(engine.spoken) == 10, "pauses come after speech"
     assert f"seed {seed}" in capsys.readouterr().out and set(files()) == {"x.flac"}
+
+
+def test_where_nothing_can_be_kept_a_book_is_spoken_all_the_same(monkeypatch, capsys, caplog, cache):
+    cache.write_bytes(b"")
+    assert speak(monkeypatch, "--file", "book.md", "-o", "x.flac", "--seed", 1)[0] == 0
+    assert "warning no speech is kept for another run" in capsys.readouterr().err
+    cache.unlink()
+    first, whole = files(), OSError(errno.ENOSPC, "no space left")
+    monkeypatch.setattr("qwen_audiobook.kept.open", lambda *how: _FullDisk(open(*how), whole), raising=False)
+    assert speak(monkeypatch, "--file", "book.md", "-o", "x.flac", "--seed", 1)[0] == 0 and files() == first
+    assert caplog.text.count("from here on no speech is kept") == 1
+
+
+class _FullDisk:
+    def __init__(self, file, error: OSError):
+        self._file, self._error = file, error
+
+    def __getattr__(self, name: str):
+        return getattr(self._file, name)
+
+    def write(self, _data: bytes):
+        raise self._error
 
 
 def test_raw_sound_and_texts_of_one_piece_keep_nothing(monkeypatch, capsysbinary):
@@ -233,15 +257,16 @@ def test_a_read_along_book_has_each_sentence_with_its_time(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_killed_process_goes_on_and_leaves_nothing_else():
+def test_a_killed_process_goes_on_and_leaves_nothing_else(cache):
     command = [sys.executable, "-m", "qwen_audiobook", "--file", "book.md", "--device", "cpu", "--threads", "1"]
     command += ["--seed", "4", "--loudness", "-19", "-o"]
     subprocess.run([*command, "whole.m4b"], check=True, capture_output=True)
-    for grown in (1, 100_000, 400_000):  # bytes of kept speech
+    for grown in (1, 200_000, 800_000):  # bytes of kept speech
         with subprocess.Popen([*command, "x.m4b"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            until(lambda least=grown: sum(path.stat().st_size for path in Path().glob(".x.m4b.*.speech")) > least)
+            until(lambda least=grown: sum(path.stat().st_size for path in cache.glob("*.speech")) > least)
             process.kill()
     for part in Path().glob(".speech-*.part"):
         os.utime(part, (0, 0))
     subprocess.run([*command, "x.m4b"], check=True, capture_output=True)
     assert Path("x.m4b").read_bytes() == Path("whole.m4b").read_bytes() and set(files()) == {"x.m4b", "whole.m4b"}
+    assert not any(cache.iterdir())
