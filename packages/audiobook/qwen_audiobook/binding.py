@@ -1,5 +1,7 @@
 """A book's pieces into its files: equal loudness, chapters and subtitles."""
 
+from dataclasses import replace
+
 import numpy as np
 from loudness import integrated_loudness
 
@@ -74,9 +76,11 @@ class BookBinder(Binder):
 
     def begin(self, piece: pieces.Piece) -> None:
         assert isinstance(piece, Piece)
-        if (self._piece is None or piece.chapter != self._piece.chapter) and self._files.begin_chapter():
-            self.new_file()
+        begins_file = (self._piece is None or piece.chapter != self._piece.chapter) and self._files.begin_chapter()
         self._piece = piece
+        if begins_file:  # with its first word: a pause between chapters lies between their files
+            self.new_file()
+            piece = replace(piece, pause_s=0.0)
         super().begin(piece)
 
     def add(self, samples: np.ndarray) -> None:

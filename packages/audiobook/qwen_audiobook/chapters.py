@@ -7,6 +7,8 @@ from dataclasses import replace
 from qwen_audiobook.lines import Line
 from qwen_megakernel.commands.pieces import CHAPTER_LEVELS
 
+_LONGEST_TITLE = 200  # characters; players cut longer ones
+
 
 def in_chapters(lines: list[Line]) -> list[Line]:
     """The lines with one kind of beginnings. `lines`: with those of the contents (`title`) and of headings (`level`).
@@ -80,9 +82,12 @@ def _headings_at(lines: list[Line], first: int) -> Iterable[Line]:
 
 
 def joined_titles(titles: Iterable[str]) -> str:
-    """Titles that stand below each other as one: "Chapter 1: The Road". One that is said already is left out."""
+    """Titles that stand below each other as one: "Chapter 1: The Road". One that is said already is left out, and so is
+    what would be too long."""
     whole = ""
     for title in titles:
+        if len(whole) + len(title) > _LONGEST_TITLE and whole:
+            break
         if not whole or not _is_in(title, whole):
             whole += f"{' ' if whole[-1] in '.:!?…' else ': '}{title}" if whole else title
     return whole

@@ -20,7 +20,7 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.choices import MPEG4, OUT
 from qwen_megakernel.commands.narrate import narrate
-from qwen_megakernel.commands.options import check_voice, voices_in
+from qwen_megakernel.commands.options import check_voice, shown, voices_in
 from qwen_megakernel.commands.output import check_writable, play
 from qwen_megakernel.commands.speak import (
     check_not_blank,
@@ -58,13 +58,11 @@ def narrate_book(args: argparse.Namespace) -> int:
     check_words(whole.pieces)
     book = chosen(whole, args.chapters, PREVIEW_S if args.preview else None, args.pause, args.speed or 1.0)
     if args.list:
-        print("\n".join(listed_chapters(book, args.pause, args.speed or 1.0)))
+        print(shown("\n".join(listed_chapters(book, args.pause, args.speed or 1.0)), keep="\n"))
         return 0
     if (seconds := expected_s(book.pieces, args.pause, args.speed or 1.0)) > _WORTH_TELLING_S:
-        print(
-            f"book    {len({piece.chapter for piece in book.pieces})} chapters, about {clock(seconds)} of sound",
-            file=sys.stderr,
-        )
+        count = len({piece.chapter for piece in book.pieces})
+        print(f"book    {count} chapters, about {clock(seconds)} of sound", file=sys.stderr)
     with ExitStack() as stack:
         stack.enter_context(ended_like_ctrl_c())
         path = output if output is not None else str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / OUT)
@@ -122,7 +120,8 @@ def _read(args: argparse.Namespace, source: Source, options: RequestOptions) -> 
         try:
             options["language"] = find_language(told, known)
         except LanguageError:
-            print(f"text    the book is in {told!r}, which the model does not have: {listed(known)}", file=sys.stderr)
+            why = f"the book is in {told!r}, which the model does not have: {listed(known)}"
+            print(shown(f"text    {why}"), file=sys.stderr)
     return read_book(
         source.lines,
         front_end,

@@ -73,7 +73,8 @@ class KeptSpeech:
             self._file.close()
             raise RequestError(f"--output {output}: another process speaks it; wait, or name another") from None
         self._keeps = True
-        self._pieces = 0  # that the file has
+        self._is_new = False  # the file holds nothing of an earlier run
+        self._pieces = 0  # that this run has read or written
         self.seed: int | None = None
         self.threads: int | None = None
         _drop_old(folder)
@@ -82,6 +83,7 @@ class KeptSpeech:
             self.seed, self.threads = head["seed"], head["threads"]
             _drop_halves(place.parent)
         except (ValueError, KeyError, TypeError):  # a new file, or one that was killed at its beginning
+            self._is_new = True
             self._file.seek(0)
             self._file.truncate()
 
@@ -126,7 +128,7 @@ class KeptSpeech:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        if kind is None or not self._pieces:
+        if kind is None or self._is_new and not self._pieces:
             self._path.unlink(missing_ok=True)
         with suppress(OSError):  # it tries to write the rest once more
             self._file.close()

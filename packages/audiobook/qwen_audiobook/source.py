@@ -12,6 +12,7 @@ from qwen_audiobook.epub import Epub, Told
 from qwen_audiobook.front_matter import split_front_matter
 from qwen_audiobook.lines import MATTER, Line, Markdown
 from qwen_audiobook.text_bytes import HEAD, check_text, decoded
+from qwen_megakernel.commands.options import shown
 from qwen_megakernel.commands.text_input import read_bytes, text_file
 from qwen_megakernel.speech.words import words_of
 
@@ -55,7 +56,7 @@ def read_source(path: str | None, matter: str = MATTER[0]) -> Source:
 def _book(told: Told, where: str, matter: str) -> Source:
     """A book whose words are no markup."""
     for warning in told.warnings:
-        print(f"warning {where}: {warning}", file=sys.stderr)
+        print(shown(f"warning {where}: {warning}"), file=sys.stderr)
     lines = told.lines if matter == "all" else _main(told.lines, where)
     return Source(in_chapters(lines), told.tags, "none", told.cover)
 

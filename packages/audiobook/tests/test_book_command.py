@@ -8,16 +8,19 @@ import sys
 import xml.etree.ElementTree as ET
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import av
 import numpy as np
 import pytest
+import soundfile
 from books import page, write_epub
-from speaking import speak
+from speaking import RATE, speak
 from waiting import until
 
 from qwen_audiobook.book import read_book
 from qwen_audiobook.source import read_source
+from qwen_megakernel import BackendError
 from spoken_text.front_end import TextFrontEnd
 
 TEXT = "".join(
@@ -95,6 +98,15 @@ def test_a_drawn_seed_goes_on_and_another_text_begins_anew(monkeypatch, capsys):
     assert f"seed {seed}" in capsys.readouterr().out and set(files()) == {"x.flac"}
 
 
+def test_kept_speech_outlives_a_start_that_fails(monkeypatch, capsys, cache):
+    args = ["--file", "book.md", "-o", "x.flac", "--seed", 1]
+    assert speak(monkeypatch, *args, stop_behind=5)[0] == 130
+    with monkeypatch.context() as patch:
+        patch.setattr("speaking.NoiseEngine.__enter__", Mock(side_effect=BackendError("no memory")))
+        assert speak(monkeypatch, *args)[0] == 1
+    assert len(speak(monkeypatch, *args)[1].spoken) == 11 and not any(cache.iterdir())
+
+
 def test_where_nothing_can_be_kept_a_book_is_spoken_all_the_same(monkeypatch, capsys, caplog, cache):
     cache.write_bytes(b"")
     assert speak(monkeypatch, "--file", "book.md", "-o", "x.flac", "--seed", 1)[0] == 0
@@ -148,6 +160,15 @@ def test_chapters_are_listed_and_chosen(monkeypatch, capsys):
         assert "the book has chapters 1 to 4" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         speak(monkeypatch, *args, "--chapters", "x-2")
+
+
+def test_a_chapter_of_its_own_file_begins_with_its_first_word(monkeypatch):
+    Path("book.md").write_text("# One\n\nYes.\n\n[pause 2s]\n\n# Two\n\nNo.", encoding="utf-8")
+    for args in ([], ["--split", "chapters"]):
+        assert speak(monkeypatch, "--file", "book.md", "-o", "x.wav", "--seed", 1, *args)[0] == 0
+    sounds = [soundfile.read(path)[0] for path in ("x.wav", "x-01.wav", "x-02.wav")]
+    assert all(np.flatnonzero(sound)[0] < 0.02 * RATE for sound in sounds)
+    assert len(sounds[0]) == pytest.approx(len(sounds[1]) + len(sounds[2]) + 2 * RATE, abs=0.03 * RATE)
 
 
 # ---------------------------------------------------------------- cover, language, voices
