@@ -226,6 +226,7 @@ def test_quotations_have_a_voice_of_their_own(monkeypatch, capsys):
         ("„Ja“, sagte er. «Non !» »Doch.«", ["„Ja“", "«Non !»", "»Doch.«"]),
         ("「はい」と言った。『本』を読む。", ["「はい」"]),
         ("‘Don’t go,’ she said.", ["‘Don’t go,’"]),
+        ('Curiouser!" cried Alice. "Who', ['"Who']),
         ("“It goes on and on", ["“It goes on and on"]),
         ("The “Raven” is 5'11\" and it's late.", []),
         ("“No — ” He left. “Why?”", ["“No — ”", "“Why?”"]),
