@@ -5,6 +5,7 @@ import re
 import unicodedata
 
 from spoken_text.stage import LONGEST_HELD, Stage, is_mark
+from spoken_text.tables import shared_words
 
 _VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s\"'=<>`]+)"
 _NAME = r"[A-Za-z][\w:-]*"
@@ -26,11 +27,18 @@ _LINES = {name: "\n" for name in ("br", "p", "div", "tr", "ul", "ol", "table", "
 _LINES |= {"li": "\n- "} | {f"h{level}": "\n# " for level in range(1, 7)}
 
 
+_ELEMENTS = shared_words("elements")
+_PLACEHOLDER = re.compile(r"<[A-Z]\w*>")
+
+
 class Tags(Stage):
     """Leaves out tags, comments, and the whole content of `<think>`, `<thinking>`, `<script>` and `<style>`. Entities
-    such as "&amp;" become what they mean. A "<" that begins no tag stays."""
+    such as "&amp;" become what they mean. A "<" that begins no tag stays. The word of a key such as `<Enter>`, of a
+    type such as `vector<int>` and of a tag in inline code stays, too."""
 
     def __init__(self):
+        self._code = False  # within inline code
+        self._left = self._behind = ""  # the character before this one, and before the tag
         self._until: re.Pattern | None = None  # matches the end of the part that is left out
         self._tail = ""  # the end of that part so far
 
@@ -41,9 +49,14 @@ class Tags(Stage):
                 self._until = None
                 self._tail = ""
             return ""
+        left, self._left = self._left, character
+        if character in "`\n":
+            self._code = character == "`" and not self._code
         begins = character == "<" or (character == "&" and not self._held.startswith("<"))
         if begins or not self._held or is_mark(character):
             given, self._held = self._held, character if begins else ""
+            if begins:
+                self._behind = left
             return given if begins else given + character
         self._held += character
         return self._in_tag() if self._held[0] == "<" else self._in_entity()
@@ -58,6 +71,8 @@ class Tags(Stage):
         elif held[-1] == ">":
             if tag := _TAG.fullmatch(held):
                 self._held = ""
+                if self._is_named(held, tag[2].lower()):
+                    return f"{' ' if self._behind.isalnum() else ''}{tag[2]}"
                 return self._leave_out(bool(tag[1]), tag[2].lower(), bool(tag[3]))
             if address := _ADDRESS.fullmatch(held):
                 self._held = ""
@@ -67,6 +82,14 @@ class Tags(Stage):
             elif _NO_BLANK.fullmatch(held):
                 return self.end()
         return ""
+
+    def _is_named(self, tag: str, name: str) -> bool:
+        """Does the text speak of what stands in the brackets?"""
+        if self._code:
+            return True
+        return name not in _ELEMENTS and (
+            self._behind.isascii() and self._behind.isalnum() and "/" not in tag or bool(_PLACEHOLDER.fullmatch(tag))
+        )
 
     def _leave_out(self, closes: bool, name: str, is_empty: bool) -> str:
         if name in SILENT and not closes and not is_empty:
