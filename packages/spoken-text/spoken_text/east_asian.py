@@ -147,6 +147,7 @@ class EastAsian(Spoken):
             is_day = top <= 12 and 0 < bottom <= 31 and not minus
             marked = (bottom > 10 or top >= bottom) and right and right in self.behind_day
             of_whole = measured.search(left)
+            marked = marked or (bottom > 12 and right in ("是", "は", "은", "는"))  # 12/25 is Christmas
             if is_day and (marked or (top >= bottom and not of_whole)):
                 return self.on_date("", top, found[3])
             if _DATED.search(left) or top > bottom >= 20:
@@ -203,6 +204,7 @@ class EastAsian(Spoken):
         unit, said = f"[{self._data['range_units']}]", Kept(self.to + self.blank)
         behind = "|".join(rf"(?<=\d{unit * size})" for size in (1, 2, 3))
         rule("—", r"(?<=\d)—(?=\d)", lambda f: "～")
+        rule("~～〜", r"(?<=\d) ?[~～〜] ?(?=[-−]\d)", lambda f: said)
         rule(")", r"(?<=\)) ?[~～〜] ?(?=\d)", lambda f: said)
         rule("°", rf"°C ?{_DASHES} ?(?=[-−]?\d)", lambda f: Kept(f"°C{said}"))
         rule(DASHES + "—", rf"(?:{behind}|(?<=\d°)) ?{_DASHES} ?(?=[-−]?\d)", lambda f: said)

@@ -142,7 +142,7 @@ def others(spoken: Spoken, rule: Rules) -> None:
 
     begins = r"(?<![\w.,:/$€£-])\.(\d{1,5})(?![\d.]|,\d)"
     rule(".", begins, lambda f: spoken.below_one(f[1]))
-    rule(":", r"(?<![\w.,:/-])(\d{1,3}):(\d|[1-9]\d{2})(?![\w:/]|-\d|[.,]\d)", spoken.ratio)
+    rule(":", r"(?<![\w.,:/-])(\d{1,3}):(\d|[1-9]\d{2,6})(?![\w:/]|-\d|[.,]\d)", spoken.ratio)
     if names := spoken.table("directions"):
 
         @rule("°", rf"(?<![\w.,])({spoken.pattern}) ?° ?([NSEWO])(?!\w)")
