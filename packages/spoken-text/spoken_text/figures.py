@@ -67,8 +67,7 @@ def emergency(spoken: Spoken, rule: Rules) -> None:
 
 def minus(spoken: Spoken, rule: Rules) -> None:
     """2 - 1 is a sum, 1 - 2 a range, and between two names both are a score."""
-    signs = spoken.table("signs")
-    word = f"{spoken.blank}{signs.get('-') or signs.get('−') or spoken.minus.strip()}{spoken.blank}"
+    word = f"{spoken.blank}{spoken.less}{spoken.blank}"
 
     @rule("-−", rf"(?<![\w.,/-])({spoken.pattern}) [-−] ({spoken.pattern})(?![\w%]|[.,:/-]\d)")
     def between(found: Found) -> str | None:

@@ -94,16 +94,17 @@ def words(spoken: Spoken, rule: Rules) -> None:
 
 def numbers(spoken: Spoken, rule: Rules) -> None:
     """Before the rules of the language."""
-    before, behind = _BESIDE
+    before, _ = _BESIDE
     if spoken.decimal == ".":  # $1,5 may be anything
         odd = rf"(?<![\w.,])[-−]?(?:\d+,\d(?!\d) ?(?:{SIGN})|(?:{SIGN})[-−]?\d+,\d(?!\d))\S*"
         rule(INITIALS, odd, keep)
     rule("-−", rf"({SIGN}) ?([-−])(?=[\d.])", lambda f: f"{f[2]}{f[1]}")
-    if not spoken.joined:
+    if not spoken.joined:  # 1914—1918
         rule("—", r"(?<=[\dIVXLХ])—(?=[\dIVXLХ])", lambda f: "–")
     if spoken.joined:
         alone = r"^(\d{1,4}) / (\d{1,4})$"
         rule("/", alone, lambda f: f"{f[1]}/{f[2]}" if f.around.begins and not f.around.after else None)
+    # A comma comes between a date and a time, and between the items of a list without blanks.
     comma = spoken.pause.strip()
     blank = spoken.pause.removeprefix(comma)
     date = rf"{before}(?:\d{{4}}([./-])\d\d?\1\d\d?|\d\d?([./-])\d\d?\2(?:\d\d)?\d\d)"
@@ -114,6 +115,7 @@ def numbers(spoken: Spoken, rule: Rules) -> None:
     rule(":h", r"(?<![\w.,:/-])((?:19|20)\d\d) (?=\d\d?[:h]\d\d)", lambda f: f"{f[1]}{comma} ")
     _dates(spoken, rule)
     rule("kcdmf23м", r"(?<=\d) ?((?:[kcdm]?m|ft|[кс]?м))([23])(?![\w²³])", lambda f: f" {f[1]}{'²³'[f[2] == '3']}")
+    # Chapter 01 has no zero, and 66·5 is a decimal.
     rule("0", r"^0+(?=[1-9]\d?(?!\w|[.,:/-]\d))", lambda f: "" if _is_label(spoken, f) else None)
     units = rf"(?= ?(?:%|{spoken.unit_names})(?!\w))" if spoken.joined else r"(?![\d·])"
     raised = rf"(?<![\d·・.,])(\d+)[·・](\d+){units}"
@@ -124,9 +126,8 @@ def numbers(spoken: Spoken, rule: Rules) -> None:
 
     @rule("+×÷*", r"(?<![\w.,/-])(?=[\d.-]*[+×÷*])\d+(?:\.\d+)?(?:[-+×÷*]\d+(?:\.\d+)?){2,9}(?![\w-])")
     def formula(found: Found) -> str:
-        signs = spoken.table("signs")
-        minus = signs.get("-") or signs.get("−") or spoken.minus.strip()
-        return found[0].replace("-", f"{blank}{minus}{blank}")
+        """5×4+3-6"""
+        return found[0].replace("-", f"{blank}{spoken.less}{blank}")
 
     # A letter that is a part of a name, as in Qwen3-0.6B, is no power of ten.
     @rule("BMKbk", r"(?<=\w-)(\d+(?:\.\d+)?)([BMKbk])(?!\w)")

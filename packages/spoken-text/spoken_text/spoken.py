@@ -338,6 +338,12 @@ class Spoken:
         """A number before a power of ten, in languages without blanks."""
         return self.table("before_scales").get(value) or self.cardinal(value)
 
+    @property
+    def less(self) -> str:
+        """Said for the minus between two numbers."""
+        signs = self.table("signs")
+        return signs.get("-") or signs.get("−") or self.minus.strip()
+
     def below_zero(self, sign: str | None) -> str:
         """What is said before a number with this sign."""
         return (self.minus + ("" if self.joined else " ")) if sign else ""
