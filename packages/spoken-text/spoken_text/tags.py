@@ -49,6 +49,11 @@ class Tags(Stage):
                 self._until = None
                 self._tail = ""
             return ""
+        if self._held[-1:] == ">" and _PLACEHOLDER.fullmatch(self._held):  # <Enter> is a key, but <Tool>x an element
+            named = not (character.isascii() and character.isalnum() or character == "<")
+            given = self._named() if named else ""
+            self._held = ""
+            return given + self.feed(character)
         left, self._left = self._left, character
         if character in "`\n":
             self._code = character == "`" and not self._code
@@ -70,6 +75,8 @@ class Tags(Stage):
             return self.end()
         elif held[-1] == ">":
             if tag := _TAG.fullmatch(held):
+                if tag[2].lower() not in _ELEMENTS and not self._code and _PLACEHOLDER.fullmatch(held):
+                    return ""  # the next character tells
                 self._held = ""
                 if self._is_named(held, tag[2].lower()):
                     return f"{' ' if self._behind.isalnum() else ''}{tag[2]}"
@@ -83,13 +90,19 @@ class Tags(Stage):
                 return self.end()
         return ""
 
+    def _named(self) -> str:
+        """The name in the tag that is held."""
+        return f"{' ' if self._behind.isascii() and self._behind.isalnum() else ''}{self._held[1:-1]}"
+
+    def end(self) -> str:
+        if _PLACEHOLDER.fullmatch(self._held):
+            self._held = self._named()
+        return super().end()
+
     def _is_named(self, tag: str, name: str) -> bool:
         """Does the text speak of what stands in the brackets?"""
-        if self._code:
-            return True
-        return name not in _ELEMENTS and (
-            self._behind.isascii() and self._behind.isalnum() and "/" not in tag or bool(_PLACEHOLDER.fullmatch(tag))
-        )
+        is_type = self._behind.isascii() and self._behind.isalnum() and "/" not in tag
+        return self._code or (is_type and name not in _ELEMENTS)
 
     def _leave_out(self, closes: bool, name: str, is_empty: bool) -> str:
         if name in SILENT and not closes and not is_empty:
@@ -118,4 +131,5 @@ class Tags(Stage):
         return super().at_rest and not self.silent
 
     def settle(self) -> str:
-        return "" if _BEGINS_TAG.match(self._held) else self.end()
+        is_open = _BEGINS_TAG.match(self._held) and not _PLACEHOLDER.fullmatch(self._held)
+        return "" if is_open else self.end()

@@ -42,6 +42,8 @@ ROWS = [
     (EN, "Read Chapter 01 first.", "Read Chapter one first."),
     (EN, "Choose option [3] or [4].", "Choose option three or four."),
     (EN, "Press <Enter> to go on.", "Press Enter to go on."),
+    (EN, "<Tool>x</Tool>", "x"),
+    (EN, "St. Louis vs. Boston", "Saint Louis versus Boston"),
     (EN, "Set `<lookup>` to true.", "Set lookup to true."),
     (EN, "A vector<int> holds numbers.", "A vector int holds numbers."),
     (EN, "Things to buy\n- milk\n- eggs", "Things to buy: milk. eggs."),
