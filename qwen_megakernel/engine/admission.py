@@ -222,6 +222,11 @@ class Admission:
         self._tally.put((event, count))
 
     @property
+    def frames(self) -> int:
+        """Those that were counted."""
+        return self._counts["frames"]
+
+    @property
     def counts(self) -> dict[str, int]:
         """The counters up to now, by the names of `COUNTED`."""
         with self._counting:
