@@ -76,6 +76,8 @@ PLAYERS = {
 MANIFEST = "manifest.jsonl"  # of a batch
 VERIFIED_FRAMES = 125  # most of an utterance of `verify`: 10 s
 
+LOG_FORMATS = ("text", "json")
+
 TOKEN = "QWEN_MEGAKERNEL_TOKEN"
 """Environment variable with a server's token, because every user of a machine can read command lines."""
 

@@ -17,6 +17,8 @@ from qwen_megakernel.server import process
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.options import ServerOptions, rows_of
 
+CERT = ["--ssl-certfile", "cert.pem"]
+"""Without it the other options of TLS are refused."""
 GIVEN: dict[str, tuple[Any, list[str]]] = {
     "voices": (Path("some"), ["--voices", "some"]),
     "allow_foreign_voice": (True, ["--allow-foreign-voice"]),
@@ -24,11 +26,20 @@ GIVEN: dict[str, tuple[Any, list[str]]] = {
     "voice_aliases": ({"nova": "ada", "ash": "max"}, ["--voice-alias", "nova=ada", "--voice-alias", "ash = max"]),
     "openai_voices": (True, ["--voice-alias", "OpenAI"]),
     "token": ("secret", ["--token", "secret"]),
+    "keys_file": (Path("keys.toml"), ["--keys-file", "keys.toml"]),
     "allow_upload": (True, ["--allow-upload"]),
     "allow_clone": (True, ["--allow-clone"]),
     "allow_origins": (("https://a.example",), ["--allow-origin", "https://a.example"]),
     "ui": (True, ["--ui"]),
     "log_texts": (True, ["--log-texts"]),
+    "log_format": ("json", ["--log-format", "json"]),
+    "grace_seconds": (5.0, ["--grace-seconds", "5"]),
+    "drain_seconds": (600.0, ["--drain-seconds", "600"]),
+    "otlp_endpoint": ("http://127.0.0.1:4318", ["--otlp-endpoint", "http://127.0.0.1:4318"]),
+    "ssl_certfile": (Path("cert.pem"), ["--ssl-certfile", "cert.pem"]),
+    "ssl_keyfile": (Path("key.pem"), ["--ssl-keyfile", "key.pem", *CERT]),
+    "ssl_keyfile_password": ("secret", ["--ssl-keyfile-password", "secret", *CERT]),
+    "ssl_ca_certs": (Path("ca.pem"), ["--ssl-ca-certs", "ca.pem", *CERT]),
     "defaults": ({"speed": 1.5}, ["--speed", "1.5"]),
     "limits": (Limits(), []),
 }
@@ -52,7 +63,8 @@ def test_every_option_has_a_value_here_and_those_with_a_row_an_entrance():
 def test_a_command_line_leads_to_the_server(command, name, capsys):
     value, words = GIVEN[name]
     if name in rows_of(command).keys() | ALSO[command] | {"defaults", "limits"}:
-        assert server_options(read(command, *words), command) == ServerOptions(**{name: value})
+        also = {"ssl_certfile": Path("cert.pem")} if words[-2:] == CERT else {}
+        assert server_options(read(command, *words), command) == ServerOptions(**also | {name: value})
     else:
         with pytest.raises(SystemExit):
             read(command, *words)
@@ -98,6 +110,7 @@ def on_ray(monkeypatch):
     module, made = import_module(name), []
     monkeypatch.setattr(module.serve, "get_replica_context", lambda: replica)
     api = SimpleNamespace(add_middleware=lambda *_args, **_options: None)
+    monkeypatch.setattr(module, "set_up", lambda form: None)
     monkeypatch.setattr(module, "make_app", lambda _load, options, **_more: made.append(options) or api)
     return module, made
 

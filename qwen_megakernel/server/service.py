@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.errors import (
     CheckpointError,
     EngineClosed,
@@ -24,8 +23,13 @@ from qwen_megakernel.errors import (
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.server.api_error import listed
 from qwen_megakernel.server.clones import Clone, Clones
+from qwen_megakernel.server.journal import Journal
+from qwen_megakernel.server.keys import Keys
 from qwen_megakernel.server.options import ServerOptions
+from qwen_megakernel.server.quotas import Quotas
+from qwen_megakernel.server.records import CURRENT
 from qwen_megakernel.server.tasks import cancelled, in_daemon
+from qwen_megakernel.server.watch import Watched
 from qwen_megakernel.speech.base import SpeechEngine
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.options import RequestOptions, idle
@@ -60,6 +64,11 @@ class EngineService:
         models: every name by which clients may call it, its own first.
         saved_voices: the voices besides the checkpoint's speakers.
         state: "loading", "ready", "draining", "failed" (it could not be loaded) or "dead".
+        serves: requests are taken: it is ready, or has just begun to drain and has `grace_seconds`.
+        keys: who may use it.
+        quotas: what each key may use.
+        journal: what is told of each request.
+        watched: files that are read again once they have changed.
         error: why it is failed or dead.
         gone: set when it is failed or dead.
         sessions: those that are being spoken.
@@ -100,14 +109,17 @@ class EngineService:
         if config:
             self._check_voices(config.variant, tuple(config.talker.speakers))
         self.state = "loading"
+        self.keys = Keys(options.token, options.keys_file)
+        self.watched = [Watched("keys", [options.keys_file], self.keys.reread)] if options.keys_file else []
+        self.journal = Journal(log_texts=options.log_texts)
+        self.quotas = Quotas(self.keys)
+        self._grace = False
         self.error = ""
         self.gone = asyncio.Event()
         self.sessions: set[SpeechSession] = set()
         self.unsent_sockets: set[object] = set()
         self._executor = ThreadPoolExecutor(_SUBMIT_THREADS, thread_name_prefix="qwen_megakernel submit")
         self._tasks: list[asyncio.Task[None]] = []
-        self.said: Callable[[Audio], None] = lambda audio: None
-        """Called with what was spoken; metrics set it."""
 
     # ------------------------------------------------------------ life
 
@@ -148,11 +160,24 @@ class EngineService:
             log.error("the engine is %s: %s", state, why, exc_info=bug)
         self.gone.set()
 
-    async def drain(self) -> None:
-        """Take no more requests, and wait up to `drain_s` seconds for running utterances."""
+    @property
+    def serves(self) -> bool:
+        return self.state == "ready" or self._grace and self.state == "draining"
+
+    async def grace(self) -> None:
+        """Not ready any more, but take requests for `grace_seconds`: whoever routes them learns of it only now."""
+        self._grace = self.state == "ready"
         if self.state in ("loading", "ready"):
             self.state = "draining"
-        end = asyncio.get_running_loop().time() + self.limits.drain_s
+        if self._grace:
+            await asyncio.sleep(self.options.grace_seconds)
+        self._grace = False
+
+    async def drain(self) -> None:
+        """After the grace take no more requests, and wait up to `drain_seconds` for running utterances."""
+        if self.state in ("loading", "ready"):
+            await self.grace()
+        end = asyncio.get_running_loop().time() + self.options.drain_seconds
         while (self.sessions or self.unsent_sockets) and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.02)
 
@@ -263,7 +288,7 @@ class EngineService:
         Raises:
             EngineClosed: the engine is not ready, or no longer.
         """
-        if self.engine is None or self.state != "ready":
+        if self.engine is None or not self.serves:
             raise (EngineDied if self.state in ("dead", "failed") else EngineClosed)(f"the server is {self.state}")
         return self.engine
 
@@ -299,7 +324,9 @@ class EngineService:
             raise InstructError(
                 f"{self.model} would ignore instructions: leave them out. VoiceDesign and 1.7B CustomVoice take them"
             )
-        who = self._voice(self.engine, asked.pop("voice", None))
+        who = self._voice(self.engine, named := asked.pop("voice", None))
+        if record := CURRENT.get():
+            record.fields["voice"] = named if isinstance(named, str) else "its own" if named else DEFAULT_VOICE
         return self.engine.request(**cast(RequestOptions, asked | who))
 
     def fixes_attempts(self, options: RequestOptions) -> bool:
@@ -387,23 +414,26 @@ class EngineService:
             TTSError: the text cannot be spoken, or not now.
         """
         rate = self.engine.rates.of(request.conditioning) if words else None
-        session = SpeechSession(self.engine, self._executor, request, rate=rate, **how)
-        self.sessions.add(session)
-        self.log_text(opening if text is None else text)
-        try:
-            await session.begin(text, opening, ended=ended)
-            yield session
-        finally:
-            try:
-                await session.close()
-            finally:  # the task may be cancelled once more, as by a client that leaves
-                self.sessions.discard(session)
-            if audio := session.audio:
-                self.said(audio)
-                ttfc = "-" if audio.ttfc_s is None else f"{1000 * audio.ttfc_s:.1f} ms"
-                log.info("%.2f s, %s, seed %d, first chunk %s", audio.duration_s, audio.finish_reason, audio.seed, ttfc)
+        record = CURRENT.get()
+        async with self.quotas.stream(record.key if record else "", patient=how.get("patient", False)):
+            session = SpeechSession(self.engine, self._executor, request, rate=rate, **how)
+            self.sessions.add(session)
+            with self.journal.speech(session, request.seed):
+                try:
+                    await self.take_text(opening if text is None else text)
+                    await session.begin(text, opening, ended=ended)
+                    yield session
+                finally:
+                    try:
+                        await session.close()
+                    finally:  # the task may be cancelled once more, as by a client that leaves
+                        self.sessions.discard(session)
 
-    def log_text(self, text: str) -> None:
-        """Log a text, if the operator asked for it. Texts are private."""
+    async def take_text(self, text: str) -> None:
+        """Take text that will be spoken: count it, and log it if the operator asked for that. Texts are private. Raises
+        Refused: the client's key has had its characters of this minute."""
+        if record := CURRENT.get():
+            await self.quotas.take_characters(record.key, len(text))
+            record.characters += len(text)
         if self.options.log_texts and text:
             log.info("text %r", text)

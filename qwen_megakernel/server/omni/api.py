@@ -53,15 +53,16 @@ class Stream(Session):
             self.put_error(RequestError("there are no settings yet: send session.config first", field="type"))
             return
         text, sentences, speaks = _Text(self), 0, True
-        try:
-            text.add(message)
-            while speaks and await text.begins():
-                if not self.config.whole:
-                    await text.glance()
-                speaks = await _Part(self, self.config, text, sentences).speak()
-                sentences += 1
-        except Exception as error:
-            self.put_error(error, utterance_index=self.utterance)
+        with self.service.journal.entry(self.record.child(utterance_index=self.utterance)):
+            try:
+                text.add(message)
+                while speaks and await text.begins():
+                    if not self.config.whole:
+                        await text.glance()
+                    speaks = await _Part(self, self.config, text, sentences).speak()
+                    sentences += 1
+            except Exception as error:
+                self.put_error(error, utterance_index=self.utterance)
         self.busy = False  # after an error, a silent client is disconnected
         while not text.complete:  # the utterance is over
             await text.read_next(keep=False)
@@ -257,7 +258,7 @@ class _Part:
             await self._text.read()
             text = self._text.take()
             self._said += text
-            self._session.service.log_text(text)
+            await self._session.service.take_text(text)
             yield text
 
     async def _encode(self, samples: np.ndarray | None) -> bytes:

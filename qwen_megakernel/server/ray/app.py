@@ -26,6 +26,7 @@ from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.guard import OPEN, error_response
 from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.logs import set_up
 from qwen_megakernel.server.options import ServerOptions, rows_of
 from qwen_megakernel.server.process import is_loopback, load_for_good
 from qwen_megakernel.server.service import EngineService
@@ -128,14 +129,15 @@ def _options(args: Args) -> dict[str, Any]:
 def _make_app(args: Args, token: str | None) -> FastAPI:
     """A replica's app. It takes no uploads, because only this replica would know the voice. Serve sends requests to the
     replica once the app has started."""
-    logging.basicConfig(format="%(message)s")
+    set_up(args.log_format)
     logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
     passed = {"backend", "device", "weights", "max_streams", "max_positions", "kv_memory", "allow_foreign_voice"}
     queue = max(args.max_streams, _SPARE_REQUESTS)  # room for every request that the router sends
     options = EngineOptions(**args.model_dump(include=passed), max_queue=queue)
     lexicon = Lexicon.load(args.lexicon) if args.lexicon else None
     defaults = read_options({"normalize": args.normalize, "lexicon": lexicon}, "serve")
-    server = ServerOptions(**{name: getattr(args, name) for name in _ROWS}, token=token, defaults=defaults)
+    drain = {"drain_seconds": args.drain_s}
+    server = ServerOptions(**{name: getattr(args, name) for name in _ROWS}, token=token, defaults=defaults, **drain)
     model = name_of_model(args.model)
     api = make_app(lambda: load_for_good(args.model, options), server, model=model, until_ready=True)
     api.add_middleware(_NameReplica, replica=serve.get_replica_context().replica_tag)

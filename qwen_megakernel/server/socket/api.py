@@ -73,7 +73,8 @@ class Socket(SocketLine):
         self.put_bytes(number.to_bytes(4, "little") + pcm)
 
     def put_error(self, name: str, error: ApiError) -> None:
-        """Queue the error that ends a context."""
+        """Queue the error that ends a context, or that refuses to open one."""
+        self.service.journal.fail(self.record, error, context=name)
         self.put(error_message(error, context=name))
 
     def _handle(self, text: str | None) -> None:
@@ -193,6 +194,10 @@ class _Context:
             self._queue(kind, 0)
 
     async def _run(self) -> None:
+        with self._socket.service.journal.entry(self._socket.record.child(context=self._name)):
+            await self._run_recorded()
+
+    async def _run_recorded(self) -> None:
         socket, limit = self._socket, self._socket.service.limits.total_s
         self._running = True
         try:
@@ -301,7 +306,7 @@ class _Context:
                 return
             else:
                 _, text, complete = self._read(message, opens=False)
-                self._socket.service.log_text(text)
+                await self._socket.service.take_text(text)
                 yield text
 
     def _put_end(self, reason: str, seconds: float, compute: float, seed: int | None) -> None:

@@ -1,0 +1,345 @@
+"""What an operator sees of a server and sets: lines of the log, ids, metrics, keys, its end, certificates."""
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import re
+import ssl
+import threading
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from serving import TEXT, access, connect, fronts_of, get, post, ready, running, served, small_demo
+from waiting import PATIENCE_S, until
+from websockets.exceptions import InvalidStatus
+
+from qwen_megakernel import BackendError
+from qwen_megakernel.server import logs, watch
+from qwen_megakernel.server.keys import Keys
+from qwen_megakernel.server.openai.bodies import SPEECH
+from qwen_megakernel.server.quotas import Usage
+from qwen_megakernel.server.records import Record, serving
+
+ID = "bot-1/turn:7"
+"""A request's id that a client chooses."""
+TOKEN = "a-long-secret"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ready(small_demo) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def all_levels(caplog):
+    with caplog.at_level(logging.INFO):
+        yield
+
+
+def logged(caplog) -> str:
+    """All that the server has logged."""
+    ours = [each for each in caplog.records if each.name.startswith("qwen_megakernel")]
+    return " ".join(f"{each.getMessage()} {getattr(each, 'fields', '')}" for each in ours)
+
+
+def samples(text: str) -> dict[tuple[str, frozenset], float]:
+    families = text_string_to_metric_families(text)
+    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+def total(text: str, name: str, **labels: str) -> float:
+    """The sum of a metric's samples that have these labels."""
+    wanted = frozenset(labels.items())
+    return sum(
+        value for (each, has), value in samples(text).items() if each == f"qwen_megakernel_{name}" and wanted <= has
+    )
+
+
+def told_last(line) -> dict:
+    """What a socket tells of a context's end."""
+    while True:
+        message = line.recv(PATIENCE_S)
+        if isinstance(message, str) and (told := json.loads(message))["type"] in ("end", "error"):
+            return told
+
+
+# ---------------------------------------------------------------- the log
+
+
+def test_a_request_is_a_line_with_its_id_and_without_its_text(server, caplog):
+    answer = post(
+        server.url + SPEECH,
+        json={"model": "demo", "input": TEXT, "voice": "ADA", "response_format": "pcm", "seed": 5},
+        headers={"x-request-id": ID},
+    )
+    told = access(caplog, 1)[0]
+    assert answer.headers["x-request-id"] == told["request_id"] == ID
+    expected = {"protocol": "http", "client": "127.0.0.1", "method": "POST", "path": SPEECH, "status": 200}
+    expected |= {"voice": "ADA", "seed": 5, "finish_reason": "eos", "characters": len(TEXT)}
+    assert expected.items() <= told.items() and TEXT not in logged(caplog)
+    assert min(told["duration_s"], told["audio_s"], told["first_audio_s"]) > 0 and "code" not in told
+
+
+@pytest.mark.parametrize("wrong", ["two words", "x" * 129, "caf\u00e9".encode().decode("latin-1")])
+def test_an_id_that_could_be_misread_is_replaced(server, wrong):
+    answer = get(f"{server.url}/v1/models", headers={"x-request-id": wrong.encode("latin-1")})
+    assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+
+
+REFUSED = (
+    (lambda url: post(url + SPEECH, json={"input": TEXT, "voice": "nobody"}), 400, "invalid"),
+    (lambda url: post(url + SPEECH, json={"input": TEXT, "model": "other"}), 404, "model_not_found"),
+    (lambda url: post(url + SPEECH, content=b"{}" * 40_000), 413, "invalid"),
+    (lambda url: get(url + "/v1/models", headers={"host": "evil.example"}), 403, "forbidden"),
+    (lambda url: get(url + "/nothing?secret=1"), 404, "invalid"),
+    (lambda url: get(url + "/health", headers={"x": "y" * 20_000}), 431, "invalid"),
+)
+
+
+@pytest.mark.parametrize("ask, status, code", REFUSED)
+def test_a_refusal_is_counted_and_logged_once(server, caplog, ask, status, code):
+    before = get(f"{server.url}/metrics").text
+    answer = ask(server.url)
+    told, error = access(caplog, 1)[0], answer.json()["error"]
+    assert (answer.status_code, error["code"], told["status"], told["code"]) == (status, code, status, code)
+    assert answer.headers["x-request-id"] == error["request_id"] == told["request_id"]
+    after = get(f"{server.url}/metrics").text
+    assert total(after, "refusals_total") - total(before, "refusals_total") == 1
+    assert total(after, "refusals_total", reason=code) - total(before, "refusals_total", reason=code) == 1
+    assert "secret" not in logged(caplog) and TEXT not in logged(caplog)
+    assert not [each for each in caplog.records if each.levelno > logging.INFO]
+
+
+def test_a_socket_that_is_refused_is_counted_and_logged_once(server, caplog):
+    before = get(f"{server.url}/metrics").text
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://127.0.0.1:{server.port}/nowhere", additional_headers={"x-request-id": ID})
+    told = access(caplog, 1)[0]
+    assert (told["protocol"], told["status"], told["request_id"]) == ("websocket", 404, ID)
+    assert refused.value.response.headers["x-request-id"] == ID
+    after = get(f"{server.url}/metrics").text
+    assert total(after, "refusals_total") - total(before, "refusals_total") == 1
+    assert not [each for each in caplog.records if each.levelno > logging.INFO]
+
+
+def test_each_text_of_a_socket_is_a_line_with_the_sockets_id(server, caplog):
+    with connect(server.socket_url, additional_headers={"x-request-id": ID}) as line:
+        assert line.response.headers["x-request-id"] == ID
+        for name, more in (("good", {}), ("bad", {"voice": "nobody"})):
+            line.send(json.dumps({"type": "text", "context": name, "text": TEXT, "end": True} | more))
+            kinds = ("end", "error")
+            while (
+                isinstance(message := line.recv(PATIENCE_S), bytes)
+                or (last := json.loads(message))["type"] not in kinds
+            ):
+                pass
+        line.send(json.dumps({"type": "flush", "context": "none"}))
+        error = json.loads(line.recv(PATIENCE_S))
+    assert (last["request_id"], error["request_id"]) == (ID, ID)
+    good, bad, none, whole = access(caplog, 4)
+    assert all(told["request_id"] == ID and told["protocol"] == "socket" for told in (good, bad, none, whole))
+    assert (good["context"], good["status"], good["finish_reason"]) == ("good", 200, "eos")
+    assert (bad["context"], bad["status"], bad["code"]) == ("bad", 400, "invalid")
+    assert (none["context"], none["code"], whole["status"]) == ("none", "invalid", 101)
+
+
+def test_lines_are_written_by_another_thread_and_dropped_where_nobody_takes_them():
+    go, written = threading.Event(), io.StringIO()
+
+    class Stuck(logging.StreamHandler):
+        def emit(self, record: logging.LogRecord) -> None:
+            assert go.wait(PATIENCE_S)
+            super().emit(record)
+
+    handler = Stuck(written)
+    handler.setFormatter(logs.JsonFormatter())
+    lines, logger = logs.LogQueue(handler, {"front": 2}), logging.Logger("qwen_megakernel.some")
+    logger.addHandler(lines)
+    with serving(Record("http", ID)):
+        for _ in range(10_050):
+            logger.info("said %s", "a\nb")
+    assert lines.dropped >= 40
+    go.set()
+    lines.flush()
+    logger.info("later")
+    lines.flush()
+    told = [json.loads(line) for line in written.getvalue().splitlines()]
+    assert told[0]["message"] == "said a\nb" and told[0]["request_id"] == ID and told[0]["front"] == 2
+    assert told[-1]["message"] == "later" and told[-1]["lines_dropped"] == lines.dropped
+
+
+def test_no_client_can_make_up_a_line_of_text():
+    record = logging.LogRecord("qwen_megakernel.access", logging.INFO, "", 0, "request", None, None)
+    record.fields = {"path": '/a b"\n2026 ERROR', "key": ""}
+    line = logs.TextFormatter().format(record)
+    assert line.endswith(' INFO access request path="/a b\\"\\n2026 ERROR" key=""') and "\n" not in line
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def test_names_and_types_of_metrics_are_as_prometheus_wants_them(server):
+    server.post(response_format="pcm")
+    with contextlib.suppress(InvalidStatus):
+        connect(f"ws://127.0.0.1:{server.port}/nowhere")
+    text = get(f"{server.url}/metrics").text
+    families = list(text_string_to_metric_families(text))
+    assert problems_of(families) == [] and len(families) > 30
+    for name in ("queue_seconds", "first_audio_seconds", "audio_duration_seconds", "real_time_factor_ratio"):
+        assert total(text, f"{name}_count", protocol="http", model="demo") >= 1, name
+    assert total(text, "utterances_total", protocol="http", model="demo", finish_reason="eos") >= 1
+    assert total(text, "build_info", model="demo", backend="torch") == 1
+    assert total(text, "engine_memory_bytes") >= 0 and "process_resident_memory_bytes" in text
+    assert problems_of(text_string_to_metric_families("# TYPE a_milliseconds counter\na_milliseconds 1\n"))
+
+
+def problems_of(families) -> list[str]:
+    """What `promtool check metrics` would find."""
+    found = []
+    for family in families:
+        name, kind = family.name, family.type
+        if not family.documentation:
+            found.append(f"{name}: no help")
+        if kind == "counter" and not all(s.name.endswith(("_total", "_created")) for s in family.samples):
+            found.append(f"{name}: a counter ends with _total")
+        if kind != "counter" and name.endswith(("_total", "_count", "_sum", "_bucket")):
+            found.append(f"{name}: only a counter may be called so")
+        if not re.fullmatch("[a-z_:][a-z0-9_:]*", name):
+            found.append(f"{name}: small letters, digits and _")
+        words = set(name.split("_"))
+        if re.search("_(milli|micro|nano)seconds|_(minutes|hours|kilobytes|megabytes|percent|ms)(_|$)", name) or kind in words:
+            found.append(f"{name}: base units, and no name of a type")
+        found += [f"{name}: label {label}" for s in family.samples for label in s.labels if label.startswith("__")]
+    return found
+
+
+def test_gaps_and_leads_below_zero_are_counted(server):
+    said = {"protocol": "socket", "key": "", "finish_reason": "eos", "audio_s": 2.0, "compute_s": 4.0}
+    said |= {"first_audio_s": 0.2, "lead_s": -0.3, "stages": {"queue": 0.1}, "protocol": "made up"}
+    server.service.journal.counts.said(said)
+    text = get(f"{server.url}/metrics").text
+    assert total(text, "gaps_total", protocol="made up") == 1
+    assert total(text, "least_lead_seconds_bucket", protocol="made up", le="-0.2") == 1
+    assert total(text, "real_time_factor_ratio_bucket", protocol="made up", le="1.0") == 0
+
+
+# ---------------------------------------------------------------- keys
+
+
+def write_keys(path: Path, **keys: str) -> None:
+    """Names -> keys and limits, such as "secret; streams = 1"."""
+    tables = []
+    for name, told in keys.items():
+        key, *limits = told.split("; ")
+        digests = [hashlib.sha256(each.encode()).hexdigest() for each in key.split()]
+        tables.append("\n".join([f"[keys.{name}]", f"sha256 = {json.dumps(digests)}", *limits]))
+    path.write_text("\n".join(tables))
+
+
+def asked(server, key: str, **body):
+    bearing = {"authorization": f"Bearer {key}"}
+    return post(server.url + SPEECH, json={"input": "Hi.", "response_format": "pcm"} | body, headers=bearing)
+
+
+@pytest.fixture
+def with_keys(tmp_path):
+    path = tmp_path / "keys.toml"
+    write_keys(path, old="alpha", small="beta; streams = 1; characters_per_minute = 10")
+    with ready(small_demo, keys_file=path, token=TOKEN) as server:
+        yield server, path
+
+
+def test_keys_have_names_and_limits_and_change_without_cutting_anybody(with_keys, caplog, monkeypatch):
+    server, path = with_keys
+    for key, status in (("alpha", 200), ("beta", 200), (TOKEN, 200), ("gamma", 401), ("x", 401)):
+        assert asked(server, key).status_code == status
+    told = access(caplog, 5)
+    assert [each.get("key") for each in told] == ["old", "small", None, None, None]
+    refused = asked(server, "beta", input="A text of many characters.")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit")
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    bearing = {"authorization": "Bearer alpha"}
+    with connect(server.socket_url, additional_headers=bearing) as line:
+        line.recv(PATIENCE_S)
+        line.send(json.dumps({"type": "text", "context": "a", "text": "Hello there, "}))
+        line.recv(PATIENCE_S)
+        write_keys(path, new="gamma")
+        [watched] = server.service.watched
+        watched.look()
+        assert asked(server, "alpha").status_code == 401 and asked(server, "gamma").status_code == 200
+        line.send(json.dumps({"type": "text", "context": "a", "text": "you.", "end": True}))
+        assert told_last(line)["finish_reason"] == "eos", "who speaks goes on"
+        line.send(json.dumps({"type": "text", "context": "b", "text": "More.", "end": True}))
+        assert json.loads(line.recv(PATIENCE_S))["code"] == "unauthorized", "but begins no more"
+    path.write_text("[keys")
+    watched.look()
+    assert asked(server, "gamma").status_code == 200, "a broken file changes nothing"
+    text = get(f"{server.url}/metrics", headers={"authorization": f"Bearer {TOKEN}"}).text
+    assert total(text, "utterances_total", key="old") == 2 and total(text, "characters_total", key="small") == 3
+    assert total(text, "refusals_total", key="small", reason="key_characters") == 1
+    assert not any(secret in logged(caplog) for secret in ("alpha", "beta", "gamma", TOKEN))
+
+
+def test_a_key_speaks_no_more_texts_at_once_than_it_may(with_keys):
+    server, path = with_keys
+    bearing = {"authorization": "Bearer beta"}
+    with connect(server.socket_url, additional_headers=bearing) as line:
+        line.send(json.dumps({"type": "text", "context": "a", "text": "Ah, "}))
+        until(lambda: server.service.sessions)
+        refused = asked(server, "beta", input="Hi")
+        assert refused.status_code == 429 and "1 texts at once" in refused.json()["error"]["message"]
+        assert asked(server, "alpha").status_code == 200
+    until(lambda: asked(server, "beta", input="Hi").status_code == 200)
+
+
+def test_fronts_count_for_a_key_together(tmp_path, server):
+    path = tmp_path / "keys.toml"
+    write_keys(path, bot="alpha; streams = 1; characters_per_minute = 1000")
+    with fronts_of(server.service, 2, keys_file=path) as fronts:
+        one, other = (front.server for front in fronts)
+        with connect(one.socket_url, additional_headers={"authorization": "Bearer alpha"}) as line:
+            line.send(json.dumps({"type": "text", "context": "a", "text": "Hello there, "}))
+            until(lambda: one.service.sessions)
+            assert asked(other, "alpha").status_code == 429
+        until(lambda: asked(other, "alpha").status_code == 200)
+
+
+def test_characters_fill_up_within_a_minute():
+    now = [0.0]
+    usage = Usage(lambda: now[0])
+    assert usage.take_characters("a", 60, 60) == 0 and usage.take_characters("a", 30, 60) == 30
+    now[0] = 30.0
+    assert usage.take_characters("a", 30, 60) == 0 and usage.take_characters("b", 600, 60) == 0, "a long one owes"
+    assert usage.take_characters("b", 1, 60) == pytest.approx(541)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "1 to 1000 tables"),
+        ("[keys.a]\nsha256 = 'x'", "64 hex digits"),
+        (f"[keys.a]\nsha256 = '{'0' * 64}'\nstream = 1", "unknown 'stream'"),
+        (f"[keys.a]\nsha256 = '{'0' * 64}'\nstreams = 0", "above 0"),
+        (f"[keys.a]\nsha256 = '{'0' * 64}'\n[keys.b]\nsha256 = '{'0' * 64}'", "the same key"),
+        ("[keys.'a b']\n", "a name has"),
+        ("keys", "not TOML"),
+    ],
+)
+def test_a_wrong_file_of_keys_is_refused(tmp_path, text, words):
+    (tmp_path / "keys.toml").write_text(text)
+    with pytest.raises(BackendError, match=words):
+        Keys(None, tmp_path / "keys.toml")
+
+
+# ---------------------------------------------------------------- its end, its certificate
+
+
+def test_after_the_signal_requests_are_taken_for_a_while_and_answers_end_their_connections(server):
+    pass
+
+
+__all__ = ["ssl", "running", "served", "watch"]
