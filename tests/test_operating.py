@@ -1,5 +1,6 @@
 """What an operator sees of a server and sets: lines of the log, ids, metrics, keys, its end, certificates."""
 
+import asyncio
 import contextlib
 import hashlib
 import io
@@ -8,24 +9,35 @@ import logging
 import re
 import ssl
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from prometheus_client.parser import text_string_to_metric_families
-from serving import TEXT, access, connect, fronts_of, get, post, ready, running, served, small_demo
+from serving import TEXT, access, connect, fronts_of, get, post, ready, running, small_demo
 from waiting import PATIENCE_S, until
 from websockets.exceptions import InvalidStatus
 
-from qwen_megakernel import BackendError
-from qwen_megakernel.server import logs, watch
+from qwen_megakernel import BackendError, cli
+from qwen_megakernel.commands.config import actions_of, printed
+from qwen_megakernel.commands.options import server_options
+from qwen_megakernel.server import logs
 from qwen_megakernel.server.keys import Keys
 from qwen_megakernel.server.openai.bodies import SPEECH
+from qwen_megakernel.server.options import rows_of
 from qwen_megakernel.server.quotas import Usage
 from qwen_megakernel.server.records import Record, serving
+from qwen_megakernel.server.traces import Traces
 
 ID = "bot-1/turn:7"
 """A request's id that a client chooses."""
 TOKEN = "a-long-secret"
+MONITORING = Path(__file__).parents[1] / "examples/monitoring"
 
 
 @pytest.fixture(scope="module")
@@ -210,8 +222,8 @@ def problems_of(families) -> list[str]:
             found.append(f"{name}: only a counter may be called so")
         if not re.fullmatch("[a-z_:][a-z0-9_:]*", name):
             found.append(f"{name}: small letters, digits and _")
-        words = set(name.split("_"))
-        if re.search("_(milli|micro|nano)seconds|_(minutes|hours|kilobytes|megabytes|percent|ms)(_|$)", name) or kind in words:
+        units = "_(milli|micro|nano)seconds|_(minutes|hours|kilobytes|megabytes|percent|ms)(_|$)"
+        if re.search(units, name) or kind in name.split("_"):
             found.append(f"{name}: base units, and no name of a type")
         found += [f"{name}: label {label}" for s in family.samples for label in s.labels if label.startswith("__")]
     return found
@@ -335,11 +347,215 @@ def test_a_wrong_file_of_keys_is_refused(tmp_path, text, words):
         Keys(None, tmp_path / "keys.toml")
 
 
+# ---------------------------------------------------------------- files for Prometheus and Grafana
+
+
+def queries() -> list[str]:
+    """Those of dashboard and alerts, with Grafana's variables filled in."""
+    board = json.loads((MONITORING / "dashboard.json").read_text())
+    found = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    rules = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"][0]["rules"]
+    found += [rule["expr"] for rule in rules]
+    return [query.replace("$__rate_interval", "5m").replace("$instance", ".*") for query in found]
+
+
+def test_each_query_of_dashboard_and_alerts_finds_its_metrics_and_labels(server):
+    """What Prometheus adds is not there: `up` and `instance`."""
+    server.post(response_format="pcm")
+    with contextlib.suppress(InvalidStatus):
+        connect(f"ws://127.0.0.1:{server.port}/nowhere")
+    gaps = {"protocol": "http", "key": "", "finish_reason": "eos", "audio_s": 2.0, "compute_s": 4.0, "stages": {}}
+    server.service.journal.counts.said(gaps | {"first_audio_s": 0.2, "lead_s": -0.3})
+    labels: dict[str, set[str]] = {"up": {"job"}}
+    for name, has in samples(get(f"{server.url}/metrics").text):
+        labels.setdefault(name, set()).update(label for label, _ in has)
+    assert len(queries()) > 30
+    for query in queries():
+        names = re.findall(r"\b(?:qwen_megakernel|process)_\w+|\bup\b", query)
+        assert names and set(names) <= labels.keys(), query
+        used = re.findall(r"(\w+)=~?\"", query) + re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", query)))
+        assert set(used) <= {"instance", "job"}.union(*(labels[name] for name in names)), query
+
+
+def test_the_queries_are_promql():
+    parser = pytest.importorskip("promql_parser")
+    for query in queries():
+        parser.parse(query)
+
+
+def test_the_page_for_whoever_is_on_call_explains_each_alert():
+    page = (MONITORING.parents[1] / "docs/operating.md").read_text()
+    for rule in yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"][0]["rules"]:
+        assert f"### {rule['alert']}\n" in page
+        assert rule["annotations"]["runbook"] == f"docs/operating.md#{rule['alert'].lower()}"
+
+
+# ---------------------------------------------------------------- options from everywhere
+
+
+def options_of(monkeypatch, *words: str, file: str = "", **variables: str):
+    for name, value in variables.items():
+        monkeypatch.setenv(f"QWEN_MEGAKERNEL_{name}", value)
+    if file:
+        path = monkeypatch.tmp_path / "config.toml"
+        path.write_text(file)
+        words = (*words, "--config", str(path))
+    return cli.make_parser().parse_args(["serve", *words])
+
+
+@pytest.fixture
+def given(monkeypatch, tmp_path):
+    monkeypatch.tmp_path = tmp_path
+    return lambda *words, **more: options_of(monkeypatch, *words, **more)
+
+
+FILE = """
+max_streams = 3
+max-positions = 300
+ui = true
+allow_upload = true
+allow_origin = ["https://a.example", "https://b.example"]
+voice_alias = {alloy = "ada"}
+host = "::1"
+"""
+
+
+def test_the_command_line_goes_before_the_environment_and_that_before_the_file(given):
+    words = ("--max-streams", "5", "--no-ui")
+    args = given(*words, file=FILE, MAX_STREAMS="4", MAX_POSITIONS="400", ALLOW_UPLOAD="off", TOKEN="x", UI="yes")
+    assert (args.max_streams, args.max_positions, args.host, args.port) == (5, 400, "::1", 8000)
+    assert (args.ui, args.allow_upload, args.token) == (False, False, "x")
+    options = server_options(args, "serve")
+    assert options.allow_origins == ("https://a.example", "https://b.example")
+    assert options.voice_aliases == {"alloy": "ada"} and not options.ui
+    given_once = given("--allow-origin", "https://c.example", file=FILE)
+    assert given_once.allow_origins == ["https://c.example"], "a list replaces the other, it is not added to it"
+
+
+def test_printed_options_are_a_file_that_gives_the_same(given, tmp_path, monkeypatch):
+    args = given("--token", "secret", file=FILE, ALLOW_ORIGIN="https://c.example, https://d.example")
+    told = printed(args, actions_of(args.parser))
+    assert "secret" not in told and "# token is set  # command line" in told
+    assert f"max_streams = 3  # file {tmp_path / 'config.toml'}" in told and "port = 8000  # default" in told
+    assert 'allow_origin = ["https://c.example", "https://d.example"]  # environment' in told
+    monkeypatch.delenv("QWEN_MEGAKERNEL_ALLOW_ORIGIN")
+    again = given("--token", "secret", file=told)
+    without = {"sources", "config", "parser", "rules"}
+    for name in vars(args).keys() - without:  # a flag that is off may be None
+        assert (getattr(again, name) or None) == (getattr(args, name) or None), name
+
+
+def test_each_option_can_come_from_a_file_or_the_environment(given):
+    actions = actions_of(given().parser)
+    typed = {row.typed or name for name, (_, row) in rows_of("serve").items()}
+    assert {name.replace("-", "_") for name in typed} < actions.keys() and {"port", "model", "speed"} < actions.keys()
+
+
+@pytest.mark.parametrize(
+    "file, variables, words",
+    [
+        ("max_stream = 3", {}, "unknown option 'max_stream'; did you mean max_streams?"),
+        ("[server]\nport = 1", {}, "unknown option 'server'"),
+        ("", {"MAX_STREAM": "3"}, "unknown option QWEN_MEGAKERNEL_MAX_STREAM; did you mean max_streams?"),
+        ("ui = 1", {}, "ui must be true or false, got 1"),
+        ("", {"UI": "maybe"}, "QWEN_MEGAKERNEL_UI must be true or false, got 'maybe'"),
+        ("port = 'x'", {}, "--port: expected an integer, got 'x'"),
+        ("port = [1]", {}, "port must be one text or number, got [1]"),
+        ("port", {}, "is not TOML"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(given, capsys, file, variables, words):
+    with pytest.raises(SystemExit):
+        given(file=file, **variables)
+    assert words in capsys.readouterr().err
+
+
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_option(given):
+    names = ("SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "METRICS_SERVICE_HOST")
+    args = given(PORT="tcp://10.0.0.1:8000", MODEL="", **dict.fromkeys(names, "x"))
+    assert (args.port, args.model) == (8000, "demo")
+
+
 # ---------------------------------------------------------------- its end, its certificate
 
 
-def test_after_the_signal_requests_are_taken_for_a_while_and_answers_end_their_connections(server):
-    pass
+def test_after_the_signal_requests_are_taken_until_the_grace_is_over(caplog):
+    """The app's own end is what follows the signal; here it is told by hand."""
+    with ready(small_demo, grace_seconds=3600.0) as server:
+        loop = server.service._tasks[0].get_loop()
+        stopping = asyncio.run_coroutine_threadsafe(server.service.drain(), loop)
+        until(lambda: get(f"{server.url}/ready").status_code == 503)
+        answer = server.post(response_format="pcm")
+        assert answer.status_code == 200 and answer.headers["connection"] == "close"
+        with connect(server.socket_url) as line:
+            assert json.loads(line.recv(PATIENCE_S))["type"] == "hello"
+        assert get(f"{server.url}/health").json()["status"] == "draining"
+        loop.call_soon_threadsafe(server.service._grace.set)
+        stopping.result(PATIENCE_S)
+        assert server.post().status_code == 503
 
 
-__all__ = ["ssl", "running", "served", "watch"]
+def write_certificate(folder: Path, name: str) -> None:
+    """A new key and its certificate, cert.pem and key.pem."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder().subject_name(who).issuer_name(who).public_key(key.public_key())
+    made = made.serial_number(x509.random_serial_number()).not_valid_before(now).not_valid_after(now + timedelta(1))
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (folder / "cert.pem").write_bytes(made.sign(key, hashes.SHA256()).public_bytes(pem))
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
+
+
+def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path):
+    def shown(port: int) -> bytes:
+        return ssl.get_server_certificate(("127.0.0.1", port)).encode()
+
+    write_certificate(tmp_path, "old")
+    files = {"ssl_certfile": tmp_path / "cert.pem", "ssl_keyfile": tmp_path / "key.pem"}
+    with running(small_demo, **files) as server:
+        before = shown(server.port)
+        assert before == files["ssl_certfile"].read_bytes()
+        write_certificate(tmp_path, "new")
+        [watched] = server.service.watched
+        watched.look()
+        assert shown(server.port) == files["ssl_certfile"].read_bytes() != before
+        files["ssl_keyfile"].write_text("half a k")
+        watched.look()
+        assert shown(server.port) == files["ssl_certfile"].read_bytes()
+        until(lambda: server.service.state == "ready")
+
+
+# ---------------------------------------------------------------- traces
+
+
+def test_a_request_has_the_spans_of_its_stages_in_the_trace_of_its_client(server, caplog):
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    spans, trace = InMemorySpanExporter(), "0af7651916cd43dd8448eb211c80319c"
+    server.service.journal.spans = Traces(SimpleSpanProcessor(spans))
+    try:
+        headers = {"x-request-id": ID, "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+        post(server.url + SPEECH, json={"input": TEXT, "voice": "ada", "response_format": "pcm"}, headers=headers)
+        with connect(server.socket_url) as line:
+            told = {"type": "text", "context": "a", "text": TEXT, "end": True}
+            line.send(json.dumps(told | {"traceparent": headers["traceparent"]}))
+            assert told_last(line)["type"] == "end"
+        access(caplog, 3)
+    finally:
+        server.service.journal.spans = None
+    made = [span for span in spans.get_finished_spans() if f"{span.context.trace_id:032x}" == trace]
+    stages = ["tokenise", "prompt", "queue", "prefill", "first_frame", "vocoder"]
+    assert [span.name for span in made] == [
+        *stages,
+        "speak",
+        f"POST {SPEECH}",
+        *stages,
+        "speak",
+        server.socket_url[-23:],
+    ]
+    request = made[7]
+    assert request.attributes["request.id"] == ID and f"{request.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert access(caplog, 3)[0]["trace_id"] == trace
+    assert all(span.start_time <= span.end_time for span in made) and TEXT not in str([span.to_json() for span in made])

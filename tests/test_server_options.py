@@ -121,7 +121,7 @@ def test_an_argument_of_ray_leads_to_the_server(on_ray, name):
     value, _ = GIVEN[name]
     written = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
     module._make_app(module.Args(device="cpu", normalize="auto", **{name: written}), "secret")
-    assert made == [ServerOptions(token="secret", defaults={"normalize": "auto"}, **{name: value})]
+    assert made == [ServerOptions(token="secret", drain_seconds=60.0, defaults={"normalize": "auto"}, **{name: value})]
 
 
 def test_ray_takes_no_other_options_of_a_server(on_ray):

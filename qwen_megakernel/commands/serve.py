@@ -49,15 +49,18 @@ def serve(args: argparse.Namespace) -> int:
         words = "--allow-upload needs --front-processes 0: only one front process would know a new voice"
         raise RequestError(f"{words}. Put voices into --voices, or let requests bring them with --allow-clone")
     options = server_options(args, "serve", token=token)
-    set_up(options.log_format)
-    allow_files(options.limits.connections)
-    if args.front_processes:
-        run = Fronts(load, options, model=name, config=config, count=args.front_processes).serve
-    else:
-        run = partial(http.serve, http.make_app(load, options, model=name, config=config))
-    listener = bind(args.host, args.port)
-    log.info("serving %s on http%s://%s", name, "s" * bool(args.ssl_certfile), _address(args.host, listener))
-    return _end_of_server(run(listener))
+    undo = set_up(options.log_format)
+    try:
+        allow_files(options.limits.connections)
+        if args.front_processes:
+            run = Fronts(load, options, model=name, config=config, count=args.front_processes).serve
+        else:
+            run = partial(http.serve, http.make_app(load, options, model=name, config=config))
+        listener = bind(args.host, args.port)
+        log.info("serving %s on http%s://%s", name, "s" * bool(args.ssl_certfile), _address(args.host, listener))
+        return _end_of_server(run(listener))
+    finally:
+        undo()
 
 
 def _print_config(args: argparse.Namespace) -> int:
@@ -102,12 +105,15 @@ def wyoming(args: argparse.Namespace) -> int:
             raise BackendError(f"--host {args.host} {why}: on a network that you trust, give --allow-network")
     name, config, load = _engine_of_server(args)
     options = server_options(args, "wyoming")
-    set_up(options.log_format)
-    allow_files(options.limits.connections)
-    service = EngineService(load, options, model=name, config=config)
-    listener = bind(args.host, args.port)
-    where = _address(args.host, listener)
-    if not is_loopback(args.host):
-        log.warning("everybody who reaches %s can use it: Wyoming has no token", where)
-    log.info("serving %s on tcp://%s once it is ready", name, where)
-    return _end_of_server(wyoming_api.serve(service, listener))
+    undo = set_up(options.log_format)
+    try:
+        allow_files(options.limits.connections)
+        service = EngineService(load, options, model=name, config=config)
+        listener = bind(args.host, args.port)
+        where = _address(args.host, listener)
+        if not is_loopback(args.host):
+            log.warning("everybody who reaches %s can use it: Wyoming has no token", where)
+        log.info("serving %s on tcp://%s once it is ready", name, where)
+        return _end_of_server(wyoming_api.serve(service, listener))
+    finally:
+        undo()

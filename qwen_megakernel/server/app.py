@@ -163,6 +163,11 @@ def config_of(app: FastAPI, **more: Any) -> uvicorn.Config:
         **more,
     )
     logging.getLogger("uvicorn.error").addFilter(_FEW_LINES)
+    config.load()
+    if config.ssl and options.ssl_certfile:
+        files = [path for path in (options.ssl_certfile, options.ssl_keyfile) if path]
+        renew = partial(config.ssl.load_cert_chain, *files, password=options.ssl_keyfile_password)
+        service.watched.append(Watched("the certificate", files, renew))
     return config
 
 
@@ -218,13 +223,7 @@ def serve(app: FastAPI, listener: socket.socket) -> int:
         The process's exit code.
     """
     service: EngineService = app.state.service
-    options = service.options
     config = config_of(app)
-    config.load()
-    if files := [path for path in (options.ssl_certfile, options.ssl_keyfile) if path]:
-        context, password = config.ssl, options.ssl_keyfile_password
-        renew = partial(context.load_cert_chain, options.ssl_certfile, options.ssl_keyfile, password)
-        service.watched.append(Watched("the certificate", files, renew))
     drop_stalled(listener, service.limits.idle_s)
     _Server(config, service, app.state.connections).run(sockets=[listener])
     if service.wrong_default:  # starting it again would not help

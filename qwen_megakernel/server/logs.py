@@ -6,6 +6,7 @@ import logging.handlers
 import queue
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from qwen_megakernel.server.records import CURRENT
@@ -87,6 +88,10 @@ class LogQueue(logging.handlers.QueueHandler):
         except queue.Full:
             self.dropped += 1
 
+    def close(self) -> None:
+        super().close()
+        self._writer.stop()
+
     def flush(self) -> None:
         """Wait a moment until all lines are written."""
         end = time.monotonic() + _FLUSH_S
@@ -94,12 +99,24 @@ class LogQueue(logging.handlers.QueueHandler):
             time.sleep(0.005)
 
 
-def set_up(form: str, *, front: int | None = None) -> None:
-    """Let all loggers of this process write to standard error. `form`: one of `LOG_FORMATS`. `front`: number of this
-    front process."""
+def set_up(form: str, *, front: int | None = None) -> Callable[[], None]:
+    """Let all loggers of this process write to standard error in this form. Returns what undoes it.
+
+    Args:
+        form: one of `LOG_FORMATS`.
+        front: number of this front process.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
-    logging.basicConfig(handlers=[LogQueue(handler, {} if front is None else {"front": front})], force=True)
+    root, lines = logging.getLogger(), LogQueue(handler, {} if front is None else {"front": front})
+    before = root.handlers
+    root.handlers = [lines, *(other for other in before if type(other) is not logging.StreamHandler)]
+
+    def undo() -> None:
+        root.handlers = before
+        lines.close()
+
+    return undo
 
 
 def flush() -> None:

@@ -113,7 +113,7 @@ class EngineService:
         self.watched = [Watched("keys", [options.keys_file], self.keys.reread)] if options.keys_file else []
         self.journal = Journal(log_texts=options.log_texts)
         self.quotas = Quotas(self.keys)
-        self._grace = False
+        self._grace: asyncio.Event | None = None  # set once it is over
         self.error = ""
         self.gone = asyncio.Event()
         self.sessions: set[SpeechSession] = set()
@@ -162,16 +162,19 @@ class EngineService:
 
     @property
     def serves(self) -> bool:
-        return self.state == "ready" or self._grace and self.state == "draining"
+        return self.state == "ready" or self.state == "draining" and self._grace is not None
 
     async def grace(self) -> None:
         """Not ready any more, but take requests for `grace_seconds`: whoever routes them learns of it only now."""
-        self._grace = self.state == "ready"
-        if self.state in ("loading", "ready"):
+        if self.state == "ready":
+            self._grace = asyncio.Event()
             self.state = "draining"
-        if self._grace:
-            await asyncio.sleep(self.options.grace_seconds)
-        self._grace = False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.options.grace_seconds):
+                    await self._grace.wait()
+            self._grace = None
+        elif self.state == "loading":
+            self.state = "draining"
 
     async def drain(self) -> None:
         """After the grace take no more requests, and wait up to `drain_seconds` for running utterances."""

@@ -52,7 +52,11 @@ class Traces:
 
         parent = self._propagator.extract({"traceparent": record.traceparent})
         name = f"{record.method} {record.route}".strip()
-        told = {"request.id": record.id, "protocol": record.protocol, "http.response.status_code": record.answer}
+        told: dict[str, Any] = {
+            "request.id": record.id,
+            "protocol": record.protocol,
+            "http.response.status_code": record.answer,
+        }
         told |= {"client.address": record.client, "key": record.key, "characters": record.characters}
         told |= {name: str(value) for name, value in record.fields.items()}
         span = self._tracer.start_span(name, parent, SpanKind.SERVER, told, start_time=record.begun_ns)
@@ -68,7 +72,11 @@ class Traces:
     def _speech(self, speech: Speech, inside: Any) -> None:
         from opentelemetry.trace import set_span_in_context
 
-        told = {"finish_reason": speech.finish_reason, "seed": str(speech.seed), "audio_s": speech.audio_s}
+        told: dict[str, Any] = {
+            "finish_reason": speech.finish_reason,
+            "seed": str(speech.seed),
+            "audio_s": speech.audio_s,
+        }
         span = self._tracer.start_span("speak", inside, attributes=told, start_time=speech.begun_ns)
         at = speech.begun_ns
         for stage, seconds in speech.stages.items():

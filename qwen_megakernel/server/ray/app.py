@@ -136,8 +136,8 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
     options = EngineOptions(**args.model_dump(include=passed), max_queue=queue)
     lexicon = Lexicon.load(args.lexicon) if args.lexicon else None
     defaults = read_options({"normalize": args.normalize, "lexicon": lexicon}, "serve")
-    drain = {"drain_seconds": args.drain_s}
-    server = ServerOptions(**{name: getattr(args, name) for name in _ROWS}, token=token, defaults=defaults, **drain)
+    given = {name: getattr(args, name) for name in _ROWS} | {"drain_seconds": args.drain_s}
+    server = ServerOptions(**given, token=token, defaults=defaults)
     model = name_of_model(args.model)
     api = make_app(lambda: load_for_good(args.model, options), server, model=model, until_ready=True)
     api.add_middleware(_NameReplica, replica=serve.get_replica_context().replica_tag)
