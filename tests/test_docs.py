@@ -71,7 +71,9 @@ EXAMPLES = {
     **dict.fromkeys(("talks.yaml", "ears.py"), "test_evals.py"),
     "livekit_agent.py": "test_clients.py",
     "home_assistant.yaml": "test_wyoming.py",
-    "kubernetes.yaml": "../image/tests/test_image.py",
+    **dict.fromkeys(("base", "one-gpu", "monitored"), "../image/tests/test_image.py"),
+    **dict.fromkeys(("dashboard.json", "alerts.yaml"), "test_operating.py"),
+    **dict.fromkeys(("nginx.conf", "Caddyfile"), "test_operating.py"),
 }
 
 

@@ -7,7 +7,9 @@ import io
 import json
 import logging
 import re
+import shutil
 import ssl
+import subprocess
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,16 +25,18 @@ from serving import TEXT, access, connect, fronts_of, get, post, ready, running,
 from waiting import PATIENCE_S, until
 from websockets.exceptions import InvalidStatus
 
-from qwen_megakernel import BackendError, cli
+from qwen_megakernel import BackendError, TTSEngine, cli
 from qwen_megakernel.commands.config import actions_of, printed
 from qwen_megakernel.commands.options import server_options
 from qwen_megakernel.server import logs
 from qwen_megakernel.server.keys import Keys
+from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.openai.bodies import SPEECH
 from qwen_megakernel.server.options import rows_of
 from qwen_megakernel.server.quotas import Usage
 from qwen_megakernel.server.records import Record, serving
 from qwen_megakernel.server.traces import Traces
+from spoken_text.lexicon import Lexicon
 
 ID = "bot-1/turn:7"
 """A request's id that a client chooses."""
@@ -390,6 +394,22 @@ def test_the_page_for_whoever_is_on_call_explains_each_alert():
         assert rule["annotations"]["runbook"] == f"docs/operating.md#{rule['alert'].lower()}"
 
 
+def test_the_proxies_pass_on_what_sockets_and_streams_need(tmp_path):
+    folder = MONITORING.parent / "proxies"
+    nginx, caddy = (folder / "nginx.conf").read_text(), (folder / "Caddyfile").read_text()
+    said = dict(re.findall(r"^ +(proxy_(?:read|send)_timeout) (\d+)s;", nginx, re.M))
+    assert len(said) == 2 and all(int(seconds) > Limits().total_s for seconds in said.values())
+    for header in ("Upgrade $http_upgrade", "Connection $tts_connection", "Host $host", "X-Request-Id $request_id"):
+        assert f"proxy_set_header {header};" in nginx
+    assert "proxy_buffering off;" in nginx and "flush_interval -1" in caddy and "health_uri /ready" in caddy
+    if program := shutil.which("nginx"):
+        write_certificate(tmp_path, "tts.example")
+        plain = nginx.replace("/etc/ssl/tts.example.pem", str(tmp_path / "cert.pem"))
+        plain = plain.replace("/etc/ssl/tts.example.key", str(tmp_path / "key.pem"))
+        (tmp_path / "nginx.conf").write_text(f"events {{}}\npid {tmp_path}/pid;\nhttp {{\n{plain}\n}}\n")
+        subprocess.run([program, "-t", "-c", str(tmp_path / "nginx.conf")], check=True)
+
+
 # ---------------------------------------------------------------- options from everywhere
 
 
@@ -524,6 +544,34 @@ def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path):
         watched.look()
         assert shown(server.port) == files["ssl_certfile"].read_bytes()
         until(lambda: server.service.state == "ready")
+
+
+def test_voices_and_a_lexicon_are_read_again(tiny, tmp_path):
+    lexicon, voices = tmp_path / "words.json", tmp_path / "voices"
+    voices.mkdir()
+    lexicon.write_text('{"SQL": "sequel"}')
+    folder = tiny("base", size="tiny", eos_gain=4.0)
+    load = lambda: TTSEngine.load(folder, device="cpu", max_streams=2, max_positions=256)  # noqa: E731
+    more = {"allow_upload": True, "defaults": {"lexicon": Lexicon.load(lexicon)}, "lexicon_file": lexicon}
+    with ready(load, voices=voices, **more) as server:
+        service = server.service
+        of_voices, of_lexicon = service.watched
+        for name in ("anna", "ben"):
+            service.engine.placeholder_voice().save(voices / f"{name}.safetensors")
+        of_voices.look()
+        assert list(service.saved_voices.by_name) == ["anna", "ben"]
+        assert server.post(voice="anna", response_format="pcm").status_code == 200
+        kept = service.saved_voices.by_name["ben"]
+        (voices / "anna.safetensors").unlink()
+        (voices / "carla.safetensors").write_text("no voice")
+        of_voices.look()
+        assert list(service.saved_voices.by_name) == ["anna", "ben"], "nothing changes where a file is broken"
+        (voices / "carla.safetensors").unlink()
+        of_voices.look()
+        assert service.saved_voices.by_name == {"ben": kept}
+        lexicon.write_text('{"SQL": "my sequel"}')
+        of_lexicon.look()
+        assert service.defaults["lexicon"].apply("SQL") == "my sequel"
 
 
 # ---------------------------------------------------------------- traces

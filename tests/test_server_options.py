@@ -25,6 +25,7 @@ GIVEN: dict[str, tuple[Any, list[str]]] = {
     "served_names": (("one", "two"), ["--served-name", "one", "--served-name", "two"]),
     "voice_aliases": ({"nova": "ada", "ash": "max"}, ["--voice-alias", "nova=ada", "--voice-alias", "ash = max"]),
     "openai_voices": (True, ["--voice-alias", "OpenAI"]),
+    "lexicon_file": (None, []),
     "token": ("secret", ["--token", "secret"]),
     "keys_file": (Path("keys.toml"), ["--keys-file", "keys.toml"]),
     "allow_upload": (True, ["--allow-upload"]),
@@ -55,14 +56,14 @@ def read(*words: str) -> argparse.Namespace:
 def test_every_option_has_a_value_here_and_those_with_a_row_an_entrance():
     assert set(GIVEN) == {field.name for field in dataclasses.fields(ServerOptions)}
     rows = {name for entrance in ("serve", "wyoming", "ray") for name in rows_of(entrance)}
-    assert set(GIVEN) - {"openai_voices", "defaults", "limits"} == rows
+    assert set(GIVEN) - {"openai_voices", "lexicon_file", "defaults", "limits"} == rows
 
 
 @pytest.mark.parametrize("command", ["serve", "wyoming"])
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_command_line_leads_to_the_server(command, name, capsys):
     value, words = GIVEN[name]
-    if name in rows_of(command).keys() | ALSO[command] | {"defaults", "limits"}:
+    if name in rows_of(command).keys() | ALSO[command] | {"defaults", "limits", "lexicon_file"}:
         also = {"ssl_certfile": Path("cert.pem")} if words[-2:] == CERT else {}
         assert server_options(read(command, *words), command) == ServerOptions(**also | {name: value})
     else:

@@ -678,13 +678,14 @@ def test_what_can_never_work_ends_it_before_it_loads(args, message, monkeypatch,
     assert error.startswith("error: ") and message in error
 
 
-def test_off_loopback_it_warns(monkeypatch, capsys):
+def test_off_loopback_it_warns(monkeypatch, capsys, caplog):
     from qwen_megakernel.server.wyoming import api as wyoming_api
 
     monkeypatch.setattr(wyoming_api, "serve", lambda _service, listener: listener.close() or 0)
     assert cli.main(["wyoming", "--device", "cpu", "--host", "0.0.0.0", "--allow-network", "--port", "0"]) == 0
     told = capsys.readouterr().err
-    assert "warning: everybody who reaches 0.0.0.0:" in told and ":0 " not in told, "the port that it got"
+    assert "WARNING commands.serve everybody who reaches 0.0.0.0:" in told and ":0 " not in told, "the port that it got"
+    caplog.clear()
 
 
 def test_the_compose_file_says_what_the_command_line_takes():

@@ -376,6 +376,7 @@ def server_options(args: argparse.Namespace, entrance: str, **changes: Any) -> S
     aliases = given.pop("voice_aliases", ())
     given["voice_aliases"] = dict(alias for alias in aliases if alias != OPENAI_NAMES)
     given |= {"openai_voices": OPENAI_NAMES in aliases, "defaults": speech_options(args, entrance)}
+    given["lexicon_file"] = Path(args.lexicon) if args.lexicon else None
     given["limits"] = Limits.of(args.max_streams)
     return ServerOptions(**given | changes)
 

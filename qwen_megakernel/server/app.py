@@ -35,9 +35,8 @@ from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_withi
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket.api import Socket
 from qwen_megakernel.server.socket_line import MAX_RECORDING, SocketLine
-from qwen_megakernel.server.tasks import cancelled
 from qwen_megakernel.server.traces import spans_of
-from qwen_megakernel.server.watch import Watched, watch
+from qwen_megakernel.server.watch import Watched
 from qwen_megakernel.speech.engine import TTSEngine
 
 log = logging.getLogger(__name__)
@@ -89,7 +88,6 @@ def app_of(
     @contextlib.asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
         service.start()
-        watching = asyncio.create_task(watch(service.watched))
         await anyio.lowlevel.checkpoint()  # Starlette waits by it: load its parts now, not while somebody speaks
         try:
             while until_ready and service.state == "loading":
@@ -99,7 +97,6 @@ def app_of(
             yield
         finally:
             await service.drain()
-            await cancelled([watching])
             await service.close()
             if service.journal.spans:
                 await asyncio.to_thread(service.journal.spans.close)

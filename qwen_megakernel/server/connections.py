@@ -322,7 +322,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
             self._read()
             return
         super().data_received(data)  # a whole head
-        if not self.handshake_initiated or self.response.status_code != 101:  # the library refuses it
+        if not self.handshake_initiated or self.handshake_complete:  # the library refuses it
             error = ApiError(400, "invalid", "this is no handshake of a WebSocket as it must be")
             self.journal.refuse(Record("websocket", client=self.client[0] if self.client else ""), error)
         if not self.handshake_initiated:
@@ -442,10 +442,8 @@ class FewLines(logging.Filter):
         return self._lines <= self._most
 
 
-def protocols_of(
-    limits: Limits, count: OpenCount, journal: Journal
-) -> tuple[type[HttpConnection], type[SocketConnection]]:
-    """The protocols of one server. `count`: of its open connections. `journal`: is told what is refused here."""
+def protocols_of(limits: Limits, count: OpenCount, journal: Journal) -> tuple[type[Any], type[Any]]:
+    """`HttpConnection` and `SocketConnection` of one server, which has so many open connections, and its journal."""
     shared = {"limits": limits, "journal": journal}
     http = type("Http", (HttpConnection,), shared | {"count": count, "resting": {}})
     return http, type("Socket", (SocketConnection,), shared)

@@ -109,8 +109,7 @@ class Journal:
             told = {name: getattr(record, name) for name in ("protocol", "route", "key", "characters")}
             told |= {"status": record.answer, "seconds": seconds, "reason": error.reason if error else ""}
             self.counts.answered(told)
-        bad = error is not None and (error.status == 500 or error.code in ("dead", "failed"))
-        level = logging.ERROR if bad else logging.DEBUG if probe and error is None else logging.INFO
+        level = logging.ERROR if _is_ours(error) else logging.DEBUG if probe and error is None else logging.INFO
         log.log(level, "request", extra={"fields": self._told(record, seconds)})
 
     def _told(self, record: Record, seconds: float) -> dict[str, Any]:
@@ -130,3 +129,10 @@ class Journal:
             if error.status >= 500 or self._log_texts:
                 told["error"] = error.message
         return told
+
+
+def _is_ours(error: ApiError | None) -> bool:
+    """The server has failed. Clients who are refused, and speech that may end well the next time, are ordinary."""
+    if error is None:
+        return False
+    return error.status == 500 and not error.retryable or error.status == 503 and error.code in ("dead", "failed")

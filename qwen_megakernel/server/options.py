@@ -52,6 +52,7 @@ class ServerOptions:
         allow_foreign_voice: the value that the engine is loaded with; on a command line it is the engine's option.
         voice_aliases: other names of voices -> existing voices.
         openai_voices: OpenAI's names of voices are names of the first voices here, in this order.
+        lexicon_file: where the lexicon of `defaults` was read.
         token: clients must send it, or a key of `keys_file`; None: without such a file only requests to localhost are
             served.
         allow_origins: of web pages that may use the server, besides its own; "*" needs a token.
@@ -70,6 +71,7 @@ class ServerOptions:
         default_factory=dict
     )
     openai_voices: bool = False
+    lexicon_file: Path | None = None
     token: Annotated[str | None, Row(f"token that clients must send; safer in the environment variable {TOKEN}")] = None
     keys_file: Annotated[Path | None, Row(_KEYS, metavar="FILE")] = None
     allow_upload: Annotated[bool, Row("let clients make voices from recordings (Base)")] = False

@@ -137,6 +137,7 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
     lexicon = Lexicon.load(args.lexicon) if args.lexicon else None
     defaults = read_options({"normalize": args.normalize, "lexicon": lexicon}, "serve")
     given = {name: getattr(args, name) for name in _ROWS} | {"drain_seconds": args.drain_s}
+    given["lexicon_file"] = args.lexicon
     server = ServerOptions(**given, token=token, defaults=defaults)
     model = name_of_model(args.model)
     api = make_app(lambda: load_for_good(args.model, options), server, model=model, until_ready=True)
