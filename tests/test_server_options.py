@@ -14,6 +14,7 @@ import pytest
 from qwen_megakernel import BackendError, cli
 from qwen_megakernel.commands.options import server_options
 from qwen_megakernel.server import process
+from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.options import ServerOptions, rows_of
 
@@ -110,7 +111,8 @@ def on_ray(monkeypatch):
     del sys.modules[name]
     module, made = import_module(name), []
     monkeypatch.setattr(module.serve, "get_replica_context", lambda: replica)
-    api = SimpleNamespace(add_middleware=lambda *_args, **_options: None)
+    api = SimpleNamespace(add_middleware=lambda *_args, **_options: None, state=SimpleNamespace(metrics=None))
+    monkeypatch.setattr(module, "_export", lambda metrics: None)
     monkeypatch.setattr(module, "set_up", lambda form: None)
     monkeypatch.setattr(module, "make_app", lambda _load, options, **_more: made.append(options) or api)
     return module, made
@@ -123,6 +125,25 @@ def test_an_argument_of_ray_leads_to_the_server(on_ray, name):
     written = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
     module._make_app(module.Args(device="cpu", normalize="auto", **{name: written}), "secret")
     assert made == [ServerOptions(token="secret", drain_seconds=60.0, defaults={"normalize": "auto"}, **{name: value})]
+
+
+def test_ray_is_told_every_metric_with_its_labels(on_ray):
+    class Gauge:
+        def __init__(self, name: str, about: str, labels: tuple[str, ...]):
+            self.labels, self.values = labels, {}
+
+        def set(self, value: float, labels: dict[str, str]) -> None:
+            assert tuple(labels) == self.labels
+            self.values[tuple(labels.values())] = value
+
+    app, gauges = make_app(lambda: None, model="demo"), {}
+    told = {"protocol": "http", "route": "/v1/models", "key": "", "status": 200, "seconds": 0.1, "characters": 0}
+    for _ in range(2):
+        app.state.metrics.answered(told | {"reason": "busy"})
+        on_ray[0]._tell(app.state.metrics, gauges, Gauge)
+    assert gauges["qwen_megakernel_requests_total"].values == {("http", "/v1/models", "200", ""): 2}
+    assert gauges["qwen_megakernel_request_duration_seconds_bucket"].values["http", "+Inf"] == 2
+    assert gauges["qwen_megakernel_ready"].values == {(): 0} and not [name for name in gauges if "_created" in name]
 
 
 def test_ray_takes_no_other_options_of_a_server(on_ray):

@@ -1,4 +1,4 @@
-"""What the container image is made of: locked packages, the Dockerfile, compose.yaml and examples/kubernetes/ agree with
+"""What the container image is made of: locked packages, the Dockerfile, compose.yaml and examples/kubernetes agree with
 pyproject.toml, constraints.txt and the server. image/tests/test_container.py builds and runs the image."""
 
 import argparse

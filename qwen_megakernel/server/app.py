@@ -35,7 +35,6 @@ from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_withi
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket.api import Socket
 from qwen_megakernel.server.socket_line import MAX_RECORDING, SocketLine
-from qwen_megakernel.server.traces import spans_of
 from qwen_megakernel.server.watch import Watched
 from qwen_megakernel.speech.engine import TTSEngine
 
@@ -83,7 +82,6 @@ def app_of(
     """As `make_app`, over a service of one's own. `connections`, `sockets`: those that are open."""
     options = service.options
     service.journal.counts = metrics
-    service.journal.spans = spans_of(options.otlp_endpoint)
 
     @contextlib.asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
@@ -98,8 +96,6 @@ def app_of(
         finally:
             await service.drain()
             await service.close()
-            if service.journal.spans:
-                await asyncio.to_thread(service.journal.spans.close)
 
     about: dict[str, Any] = {"title": "qwen_megakernel", "version": __version__, "docs_url": None, "redoc_url": None}
     lines: dict[str, type[SocketLine]] = {SOCKET_PATH: Socket, STREAM_PATH: Stream}
@@ -114,7 +110,7 @@ def app_of(
     )
     app = FastAPI(**about, lifespan=life, middleware=[guard])
     app.state.service = service
-    app.state.connections = connections
+    app.state.connections, app.state.metrics = connections, metrics
     openai.add_api(app, service)
     add_state(app, service, metrics)
     for path, kind in lines.items():

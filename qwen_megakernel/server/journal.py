@@ -42,11 +42,16 @@ class Journal:
         spans: None: there are no traces.
     """
 
-    def __init__(self, *, log_texts: bool = False):
+    def __init__(self, spans: Spans | None, *, log_texts: bool):
         """`log_texts`: words of 4xx errors are logged, which may quote a text."""
         self._log_texts = log_texts
         self.counts: Counts | None = None
-        self.spans: Spans | None = None
+        self.spans = spans
+
+    def close(self) -> None:
+        """Send what was not sent yet."""
+        if self.spans:
+            self.spans.close()
 
     @contextlib.contextmanager
     def entry(self, record: Record) -> Iterator[Record]:

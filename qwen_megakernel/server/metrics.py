@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from qwen_megakernel import __version__
@@ -117,6 +118,10 @@ class Metrics:
                 histogram.labels(*of).observe(value)
         if (told["lead_s"] or 0) < 0:
             self._gaps.labels(*of).inc()
+
+    def families(self) -> list[Metric]:
+        """All metrics, as the library has them."""
+        return list(self._registry.collect())
 
     async def told(self, accept: str) -> tuple[bytes, str]:
         return self.text(accept)

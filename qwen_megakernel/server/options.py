@@ -82,7 +82,7 @@ class ServerOptions:
     log_format: Annotated[str, Row(f"{' or '.join(LOG_FORMATS)}: how lines of the log are written", _ALL)] = "text"
     grace_seconds: Annotated[float, Row(_GRACE, _COMMANDS, "S")] = 0.0
     drain_seconds: Annotated[float, Row(_DRAIN, _COMMANDS, "S")] = 60.0
-    otlp_endpoint: Annotated[str | None, Row(_OTLP, _NAMED, "URL")] = None
+    otlp_endpoint: Annotated[str | None, Row(_OTLP, _ALL, "URL")] = None
     ssl_certfile: Annotated[Path | None, Row("certificate for TLS, PEM; read again on renewal", metavar="FILE")] = None
     ssl_keyfile: Annotated[Path | None, Row("its private key, if that is in a file of its own", metavar="FILE")] = None
     ssl_keyfile_password: Annotated[str | None, Row("password of the private key", metavar="PASSWORD")] = None

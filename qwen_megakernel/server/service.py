@@ -30,6 +30,7 @@ from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.quotas import Quotas
 from qwen_megakernel.server.records import CURRENT
 from qwen_megakernel.server.tasks import cancelled, in_daemon
+from qwen_megakernel.server.traces import spans_of
 from qwen_megakernel.server.watch import Watched, watch
 from qwen_megakernel.speech.base import SpeechEngine
 from qwen_megakernel.speech.engine import TTSEngine
@@ -108,7 +109,7 @@ class EngineService:
         reread = {"keys": self.keys.reread, "voices": self._reread_voices, "lexicon": self._reread_lexicon}
         paths = {"keys": options.keys_file, "voices": options.voices, "lexicon": options.lexicon_file}
         self.watched = [Watched(what, [path], reread[what]) for what, path in paths.items() if path]
-        self.journal = Journal(log_texts=options.log_texts)
+        self.journal = Journal(spans_of(options.otlp_endpoint), log_texts=options.log_texts)
         self.quotas = Quotas(self.keys)
         self._grace: asyncio.Event | None = None  # set once it is over
         self.error = ""
@@ -182,8 +183,9 @@ class EngineService:
         await cancelled(self._tasks)
         self._executor.shutdown(wait=False, cancel_futures=True)
         self.saved_voices.close()
-        if self._engine:
-            await asyncio.to_thread(self._engine.close)
+        for each in (self._engine, self.journal):
+            if each:
+                await asyncio.to_thread(each.close)
 
     def _check_voices(self, variant: str, speakers: Collection[str]) -> None:
         """
@@ -242,8 +244,6 @@ class EngineService:
     def _reread_lexicon(self) -> None:
         assert self.options.lexicon_file
         self.defaults = {**self.defaults, "lexicon": Lexicon.load(self.options.lexicon_file)}
-
-    # ------------------------------------------------------------ voices
 
     def _reread_voices(self) -> None:
         def check(name: str, voice: Voice) -> None:

@@ -91,8 +91,13 @@ class Connection:
         """Send the reason without waiting for the client."""
         self._service.journal.refuse(self._record, error)
         with contextlib.suppress(OSError):
-            await async_write_event(Error(error.message, error.code).event(), self._writer)
+            await self._tell_error(error)
         self._writer.close()
+
+    async def _tell_error(self, error: ApiError) -> None:
+        event = Error(error.message, error.code).event()
+        event.data["request_id"] = self._record.id
+        await async_write_event(event, self._writer)
 
     async def _close(self, error: ApiError | None) -> None:
         """Tell the client why, if it still reads. Read and drop what it still sends: otherwise the system would reset
@@ -100,7 +105,7 @@ class Connection:
         with contextlib.suppress(OSError):  # TimeoutError is one
             async with asyncio.timeout(_LINGER_S):
                 if error:
-                    await async_write_event(Error(error.message, error.code).event(), self._writer)
+                    await self._tell_error(error)
                     self._writer.write_eof()
                     while await self._reader.read(self._limits.max_body):
                         pass
