@@ -159,7 +159,8 @@ def config_of(app: FastAPI, **more: Any) -> uvicorn.Config:
     config.load()
     if config.ssl and options.ssl_certfile:
         files = [path for path in (options.ssl_certfile, options.ssl_keyfile) if path]
-        renew = partial(config.ssl.load_cert_chain, *files, password=options.ssl_keyfile_password)
+        given = options.ssl_certfile, options.ssl_keyfile, options.ssl_keyfile_password
+        renew = partial(config.ssl.load_cert_chain, *given)
         service.watched.append(Watched("the certificate", files, renew))
     return config
 
