@@ -592,6 +592,7 @@ def test_a_request_has_the_spans_of_its_stages_in_the_trace_of_its_client(server
             assert told_last(line)["type"] == "end"
         access(caplog, 3)
     finally:
+        server.service.journal.close()
         server.service.journal.spans = None
     made = [span for span in spans.get_finished_spans() if f"{span.context.trace_id:032x}" == trace]
     stages = ["tokenise", "prompt", "queue", "prefill", "first_frame", "vocoder"]

@@ -115,6 +115,7 @@ def short(tiny):
 
 @pytest.mark.parametrize("response_format", ["pcm", "mp3", "opus", "aac"])
 def test_speech_that_its_slot_cuts_ends_the_connection_early(short, caplog, response_format):
+    caplog.set_level("INFO")
     body, heard = {"model": "demo", "input": "Hello.", "response_format": response_format}, b""
     with stream("POST", short.url + SPEECH, json=body) as response:
         assert response.status_code == 200

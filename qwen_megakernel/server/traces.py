@@ -1,7 +1,9 @@
 """Traces: the spans of a request, for OpenTelemetry. They are made once it has ended, from the times that the engine
-measures anyway, so that they cost the first sound nothing."""
+measures anyway, and but for the first one by a thread of their own: all take 0.5 ms
+(docs/log/2026-11-28.md#log-metrics-traces)."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from qwen_megakernel import __version__
@@ -45,10 +47,11 @@ class Traces:
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("qwen_megakernel")
         self._propagator = TraceContextTextMapPropagator()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel traces")
 
     def record(self, record: Record, seconds: float) -> None:
         """As `Spans.record`. A request that spoke nothing has a span alone."""
-        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+        from opentelemetry.trace import SpanKind, Status, StatusCode
 
         parent = self._propagator.extract({"traceparent": record.traceparent})
         name = f"{record.method} {record.route}".strip()
@@ -64,10 +67,15 @@ class Traces:
             span.set_attribute("error.type", error.code)
             if error.status >= 500:
                 span.set_status(Status(StatusCode.ERROR))
-        for speech in record.speeches:
-            self._speech(speech, set_span_in_context(span))
-        span.end(record.begun_ns + round(seconds * _NS))
         record.trace_id = f"{span.get_span_context().trace_id:032x}"
+        self._thread.submit(self._end, span, record.speeches, record.begun_ns + round(seconds * _NS))
+
+    def _end(self, span: Any, speeches: list[Speech], end_ns: int) -> None:
+        from opentelemetry.trace import set_span_in_context
+
+        for speech in speeches:
+            self._speech(speech, set_span_in_context(span))
+        span.end(end_ns)
 
     def _speech(self, speech: Speech, inside: Any) -> None:
         from opentelemetry.trace import set_span_in_context
@@ -87,4 +95,5 @@ class Traces:
         span.end(max(at, speech.begun_ns + round(speech.compute_s * _NS)))
 
     def close(self) -> None:
+        self._thread.shutdown()
         self._provider.shutdown()
