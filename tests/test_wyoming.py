@@ -373,10 +373,14 @@ def start(text: str = TEXT) -> list:
         ([Event("ping", {"text": 3})], "invalid", "ping: text must be a string"),
     ],
 )
-def test_what_is_wrong_is_told_and_ends_the_connection(server, events, code, words):
+def test_what_is_wrong_is_told_and_logged_once_and_ends_the_connection(server, events, code, words, caplog):
     heard = ask(server, *events)
     assert heard.types[-1] == "error" and heard.error.code == code and words in heard.error.text
     server.at_rest()
+    logged = [record.fields for record in caplog.records if record.name == "qwen_megakernel.access"]
+    (refused,) = (fields for fields in logged if "code" in fields)
+    assert refused["code"] == code and refused["protocol"] == "wyoming" and refused["client"] == "127.0.0.1"
+    assert {fields["request_id"] for fields in logged} == {refused["request_id"]} and TEXT not in str(logged)
 
 
 def answer(server: Running, text: str, streams: bool) -> Heard:
@@ -430,6 +434,7 @@ JSON = b'{"type": "ping"%s}\n'
 def test_bytes_that_are_no_event_are_told(server, sent, words):
     heard = talk_bytes(server, sent)
     assert heard["type"] == "error" and heard["data"]["code"] == "protocol" and words in heard["data"]["text"]
+    assert len(heard["data"]["request_id"]) == 32
 
 
 def talk_bytes(server: Running, sent: bytes) -> dict | None:

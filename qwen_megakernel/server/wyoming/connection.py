@@ -59,7 +59,7 @@ class Connection:
         self._unread = 0  # total size of the inbox, by `_size`
         self._open = False  # the client has sent synthesize-start but not yet synthesize-stop
         self._speaking = False
-        self._failed = False  # the request that is spoken, which tells it itself
+        self._told_failure: Exception | None = None  # of a request; the journal has it
         self._complete = False  # a stream's synthesize-stop was taken
         self._streamed = 0  # a stream's characters so far
         self._samples = 0  # sent for this request
@@ -81,7 +81,7 @@ class Connection:
             error = ApiError.of(failure)
             if error.status == 500 and not error.retryable:
                 log.exception("a request failed")
-            if not self._failed:
+            if failure is not self._told_failure:
                 self._service.journal.refuse(self._record.child(), error)
         finally:
             self._service.unsent_sockets.discard(self)
@@ -179,16 +179,21 @@ class Connection:
             asked = await self._take()
             self._speaking = True
             self._service.unsent_sockets.add(self)
-            self._failed = True
             with self._service.journal.entry(self._record.child()):
                 try:
-                    async with asyncio.timeout(self._limits.total_s):
-                        await self._speak(asked)
-                except TimeoutError:
-                    words = f"the request took more than {self._limits.total_s:g} s: send less text"
-                    raise RequestError(words) from None
-            self._speaking = self._failed = False
+                    await self._speak_in_time(asked)
+                except Exception as failure:
+                    self._told_failure = failure
+                    raise
+            self._speaking = False
             self._service.unsent_sockets.discard(self)
+
+    async def _speak_in_time(self, asked: Request) -> None:
+        try:
+            async with asyncio.timeout(self._limits.total_s):
+                await self._speak(asked)
+        except TimeoutError:
+            raise RequestError(f"the request took more than {self._limits.total_s:g} s: send less text") from None
 
     async def _speak(self, asked: Request) -> None:
         """Speak one `synthesize`, or one stream from its `synthesize-start` on."""
