@@ -20,6 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from serving import TEXT, access, connect, fronts_of, get, post, ready, running, small_demo
 from waiting import PATIENCE_S, until
@@ -210,6 +211,10 @@ def test_names_and_types_of_metrics_are_as_prometheus_wants_them(server):
     assert total(text, "utterances_total", protocol="http", model="demo", finish_reason="eos") >= 1
     assert total(text, "build_info", model="demo", backend="torch") == 1
     assert total(text, "engine_memory_bytes") >= 0 and "process_resident_memory_bytes" in text
+    exemplars = get(f"{server.url}/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"}).text
+    seen = [s for family in openmetrics(exemplars) for s in family.samples if s.exemplar]
+    assert len(seen) > 3 and all(s.exemplar.labels["request_id"] for s in seen), "a time leads to its request"
+    )
     assert problems_of(text_string_to_metric_families("# TYPE a_milliseconds counter\na_milliseconds 1\n"))
 
 
@@ -233,13 +238,13 @@ def problems_of(families) -> list[str]:
     return found
 
 
-def test_gaps_and_leads_below_zero_are_counted(server):
-    said = {"protocol": "socket", "key": "", "finish_reason": "eos", "audio_s": 2.0, "compute_s": 4.0}
+def test_gaps_are_counted(server):
+    said = {"protocol": "socket", "key": "", "id": ID, "finish_reason": "eos", "audio_s": 2.0, "compute_s": 4.0}
     said |= {"first_audio_s": 0.2, "lead_s": -0.3, "stages": {"queue": 0.1}, "protocol": "made up"}
     server.service.journal.counts.said(said)
     text = get(f"{server.url}/metrics").text
     assert total(text, "gaps_total", protocol="made up") == 1
-    assert total(text, "least_lead_seconds_bucket", protocol="made up", le="-0.2") == 1
+    assert total(text, "least_lead_seconds_bucket", protocol="made up", le="0.0") == 1
     assert total(text, "real_time_factor_ratio_bucket", protocol="made up", le="1.0") == 0
 
 
@@ -368,8 +373,8 @@ def test_each_query_of_dashboard_and_alerts_finds_its_metrics_and_labels(server)
     server.post(response_format="pcm")
     with contextlib.suppress(InvalidStatus):
         connect(f"ws://127.0.0.1:{server.port}/nowhere")
-    gaps = {"protocol": "http", "key": "", "finish_reason": "eos", "audio_s": 2.0, "compute_s": 4.0, "stages": {}}
-    server.service.journal.counts.said(gaps | {"first_audio_s": 0.2, "lead_s": -0.3})
+    gaps = {"protocol": "http", "key": "", "id": "", "finish_reason": "eos", "audio_s": 2.0, "compute_s": 4.0}
+    server.service.journal.counts.said(gaps | {"first_audio_s": 0.2, "lead_s": -0.3, "stages": {}})
     labels: dict[str, set[str]] = {"up": {"job"}}
     for name, has in samples(get(f"{server.url}/metrics").text):
         labels.setdefault(name, set()).update(label for label, _ in has)
@@ -513,6 +518,8 @@ def test_after_the_signal_requests_are_taken_until_the_grace_is_over(caplog):
         loop.call_soon_threadsafe(server.service._grace.set)
         stopping.result(PATIENCE_S)
         assert server.post().status_code == 503
+        with pytest.raises(InvalidStatus, match="503"):
+            connect(server.socket_url)
 
 
 def write_certificate(folder: Path, name: str) -> None:

@@ -107,6 +107,9 @@ class Guard:
         elif not is_socket:
             try:
                 await self._run_within_limits(scope, receive, told)
+            except asyncio.CancelledError:
+                record.error = ApiError(503, "closing", "the answer was cut: the server has ended")
+                raise
             except Exception as failure:  # of ours: it must not end up in a log without the request's id
                 log.exception("a request failed")
                 if record.status is None:
@@ -163,6 +166,8 @@ class Guard:
         if scope["path"] not in self._sockets:
             words = f"there is no WebSocket at {scope['path'][:80]!r}: use {' or '.join(self._sockets)}"
             return ApiError(404, "invalid", words)
+        if self._service.state == "draining" and not self._service.serves:  # a proxy may ask another server then
+            return ApiError(503, "closing", "the server is draining; try again", True)
         return None
 
     def _is_page(self, scope: Scope) -> bool:

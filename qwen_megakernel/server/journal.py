@@ -103,7 +103,7 @@ class Journal:
         if record := CURRENT.get():
             record.speeches.append(speech)
         if self.counts:
-            of = {"protocol": record.protocol, "key": record.key} if record else {"protocol": "", "key": ""}
+            of = {name: getattr(record, name, "") for name in ("protocol", "key", "id")}
             self.counts.said(vars(speech) | of)
 
     def _end(self, record: Record) -> None:

@@ -24,9 +24,10 @@ UNREADY: dict[int | str, dict[str, Any]] = {
 """What /openapi.json says of such an answer."""
 
 _PREFIX = "qwen_megakernel"
+_MOST_EXEMPLAR = 100  # characters of an id; OpenMetrics allows 128 for it and its name
 _SOON_S = (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _LONG_S = (0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-_LEAD_S = (-1.0, -0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_LEAD_S = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _RTF = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 0.7, 1.0, 2.0, 5.0)
 
 _ENGINE_GAUGES = {
@@ -91,7 +92,7 @@ class Metrics:
         self._length = histogram("audio_duration_seconds", "Length of what was spoken", _LONG_S, *speech)
         words = "Seconds from text to end for each second of audio"
         self._rtf = histogram("real_time_factor_ratio", words, _RTF, *speech)
-        words = "Least lead over a live listener; below 0 there was a gap"
+        words = "Least lead over a live listener; 0: there was a gap"
         self._lead = histogram("least_lead_seconds", words, _LEAD_S, *speech)
 
     def answered(self, told: dict[str, Any]) -> None:
@@ -110,13 +111,15 @@ class Metrics:
         self._utterances.labels(*of, told["finish_reason"], key).inc()
         self._audio.labels(*of, key).inc(seconds)
         times = {self._queue: told["stages"].get("queue"), self._first: told["first_audio_s"]}
-        times |= {self._lead: told["lead_s"], self._length: seconds or None}
+        lead_s = told["lead_s"]  # of a histogram with values below 0 OpenMetrics wants no sum
+        times |= {self._lead: lead_s and max(0.0, lead_s), self._length: seconds or None}
         if told["finish_reason"] != "cancelled" and seconds:
             times[self._rtf] = told["compute_s"] / seconds
+        who = {"request_id": told["id"][:_MOST_EXEMPLAR]} if told["id"] else None
         for histogram, value in times.items():
             if value is not None:
-                histogram.labels(*of).observe(value)
-        if (told["lead_s"] or 0) < 0:
+                histogram.labels(*of).observe(value, who)
+        if (lead_s or 0) < 0:
             self._gaps.labels(*of).inc()
 
     def families(self) -> list[Metric]:

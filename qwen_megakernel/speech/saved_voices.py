@@ -110,6 +110,7 @@ class SavedVoices:
         try:
             voice = await self.make(engine, recording, text)
             await run(self._executor, keep, voice)
+            log.info("the voice %r was %s", name, "replaced" if replace else "added")
         finally:
             self._being_made.discard(name)
 
@@ -141,6 +142,7 @@ class SavedVoices:
         self._being_made.add(name)
         try:
             await asyncio.get_running_loop().run_in_executor(self._executor, delete)
+            log.info("the voice %r was deleted", name)
         finally:
             self._being_made.discard(name)
 
