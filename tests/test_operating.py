@@ -214,7 +214,6 @@ def test_names_and_types_of_metrics_are_as_prometheus_wants_them(server):
     exemplars = get(f"{server.url}/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"}).text
     seen = [s for family in openmetrics(exemplars) for s in family.samples if s.exemplar]
     assert len(seen) > 3 and all(s.exemplar.labels["request_id"] for s in seen), "a time leads to its request"
-    )
     assert problems_of(text_string_to_metric_families("# TYPE a_milliseconds counter\na_milliseconds 1\n"))
 
 
