@@ -159,10 +159,16 @@ def config_of(app: FastAPI, **more: Any) -> uvicorn.Config:
     config.load()
     if config.ssl and options.ssl_certfile:
         files = [path for path in (options.ssl_certfile, options.ssl_keyfile) if path]
-        given = options.ssl_certfile, options.ssl_keyfile, options.ssl_keyfile_password
-        renew = partial(config.ssl.load_cert_chain, *given)
-        service.watched.append(Watched("the certificate", files, renew))
+        service.watched.append(Watched("the certificate", files, partial(_renew, config.ssl, options)))
     return config
+
+
+def _renew(context: ssl.SSLContext, options: ServerOptions) -> None:
+    """New connections get the certificate as its files are now. A first context tries it: where the key does not fit
+    yet, the served one would be left without either."""
+    assert options.ssl_certfile
+    for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+        each.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, options.ssl_keyfile_password)
 
 
 class _Server(uvicorn.Server):

@@ -166,8 +166,10 @@ class Guard:
         if scope["path"] not in self._sockets:
             words = f"there is no WebSocket at {scope['path'][:80]!r}: use {' or '.join(self._sockets)}"
             return ApiError(404, "invalid", words)
-        if self._service.state == "draining" and not self._service.serves:  # a proxy may ask another server then
-            return ApiError(503, "closing", "the server is draining; try again", True)
+        if (
+            self._service.state in ("loading", "draining") and not self._service.serves
+        ):  # a proxy may ask another server
+            return ApiError(503, "closing", f"the server is {self._service.state}; try again", True)
         return None
 
     def _is_page(self, scope: Scope) -> bool:

@@ -70,8 +70,9 @@ class SavedVoices:
         fresh = {name: Voice.load(path) for name, path in files.items() if stamps[name] != self._stamps.get(name)}
         for name, voice in fresh.items():
             check(name, voice)
-        gone = self._files.keys() - files.keys()
-        self.by_name = {name: voice for name, voice in self.by_name.items() if name not in gone} | fresh
+        for name in self._files.keys() - files.keys():
+            self.by_name.pop(name, None)
+        self.by_name.update(fresh)
         self._files, self._stamps = files, stamps
 
     async def add(
