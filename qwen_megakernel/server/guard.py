@@ -166,9 +166,8 @@ class Guard:
         if scope["path"] not in self._sockets:
             words = f"there is no WebSocket at {scope['path'][:80]!r}: use {' or '.join(self._sockets)}"
             return ApiError(404, "invalid", words)
-        if (
-            self._service.state in ("loading", "draining") and not self._service.serves
-        ):  # a proxy may ask another server
+        # A proxy can ask another server now; once a socket is accepted it cannot.
+        if self._service.state in ("loading", "draining") and not self._service.serves:
             return ApiError(503, "closing", f"the server is {self._service.state}; try again", True)
         return None
 
