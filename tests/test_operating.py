@@ -500,6 +500,11 @@ def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_option(given):
     assert (args.port, args.model) == (8000, "demo")
 
 
+def test_an_option_of_the_other_server_in_the_environment_is_none_of_this_one(monkeypatch):
+    monkeypatch.setenv("QWEN_MEGAKERNEL_TOKEN", "secret")
+    assert not hasattr(cli.make_parser().parse_args(["wyoming"]), "token")
+
+
 # ---------------------------------------------------------------- its end, its certificate
 
 

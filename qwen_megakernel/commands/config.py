@@ -12,6 +12,7 @@ from typing import Any
 
 from qwen_megakernel.choices import TOKEN
 from qwen_megakernel.errors import BackendError
+from qwen_megakernel.server.options import rows_of
 
 PREFIX = TOKEN.removesuffix("TOKEN")
 SECRETS = ("token", "ssl_keyfile_password")
@@ -69,6 +70,8 @@ def from_environment(variables: Mapping[str, str], actions: Mapping[str, argpars
             continue
         if _OF_KUBERNETES.fullmatch(variable) or name == "port" and "://" in text or name == "config":
             continue
+        if name not in actions and name in _of_servers():
+            continue  # of the other one: both may have the same environment
         if name not in actions:
             raise BackendError(f"environment: unknown option {variable[:80]}{_hint(name, actions)}")
         value: Any = text
@@ -80,6 +83,11 @@ def from_environment(variables: Mapping[str, str], actions: Mapping[str, argpars
             value = text.lower() in _ON
         _add(layer, name, value, actions[name], "environment")
     return layer
+
+
+def _of_servers() -> set[str]:
+    rows = [row for entrance in ("serve", "wyoming") for row in rows_of(entrance).items()]
+    return {(row.typed or name).replace("-", "_") for name, (_, row) in rows} | {"front_processes", "allow_network"}
 
 
 def _hint(name: str, known: Mapping[str, Any]) -> str:
