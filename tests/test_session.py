@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from kept import kept
 from waiting import PATIENCE_S, until_in_loop
 
 from qwen_megakernel import Chunk, EngineBusy, RequestError
+from qwen_megakernel.engine.seat import Seat
 from qwen_megakernel.model.turn_text import Turn, TurnText
 from qwen_megakernel.speech.events import Ended, Words
 from qwen_megakernel.speech.session import FLUSH, SpeechSession
@@ -61,7 +63,10 @@ class FakeEngine:
     def parts(self, text, request, reading=None):
         return [SpokenText(text)]
 
-    def begin(self, text, request, on_chunk, on_end):
+    def seat(self):
+        return Seat(deque([None]), set(), lambda: None)
+
+    def begin(self, text, request, on_chunk, on_end, seat):
         self.entered.set()
         assert self.gate.wait(PATIENCE_S)
         if self.error:

@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 
+from qwen_megakernel.engine.seat import Seat
 from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
 from qwen_megakernel.errors import EngineBusy, EngineClosed, EngineDied, OutOfMemoryError, TTSError
 
@@ -45,6 +46,7 @@ class Admission:
         self.draining = False  # the same, but the loop goes on
         self.ended = False  # the loop has settled every sequence, or never will
         self.places = deque([None] * (slots + max_queue))  # free ones
+        self.seats: set[Seat] = set()  # that have a place
         self.open: set[SpeechSequence] = set()  # somebody may still wait for them
         self.unsettled: set[SpeechSequence] = set()  # their end is not known yet
         self.some_ended = False  # since the loop has last looked
@@ -60,19 +62,23 @@ class Admission:
         for _ in range(self.slots - self.running_limit):
             self.places.pop()
 
-    def check_open(self) -> None:
+    def seat(self) -> Seat:
+        """For several utterances, one after the other."""
+        return Seat(self.places, self.seats, self.wake)
+
+    def check_open(self, seat: Seat | None = None) -> None:
         """Raises EngineClosed."""
         if self.fault:
             raise self.death()
         if self.closed:
             raise EngineClosed("the engine is closed; load a new one")
-        if self.draining:
+        if self.draining and not (seat and seat.free):
             raise EngineClosed("the engine is closing and takes no more utterances; load a new one")
 
-    def check(self) -> None:
+    def check(self, seat: Seat | None = None) -> None:
         """Is there a place for one more? Raises EngineClosed, EngineBusy: no."""
-        self.check_open()
-        if not self.places:
+        self.check_open(seat)
+        if not self.places and not (seat and seat.free):
             self.tally("busy")
             raise EngineBusy(
                 f"all {self.running_limit} streams are taken and {self._max_queue} more wait, for a slot or for their "
@@ -82,7 +88,10 @@ class Admission:
     def admit(self, sequence: SpeechSequence) -> None:
         """Give a sequence its place. Raises EngineClosed, EngineBusy: nothing was taken."""
         try:
-            self.places.pop()
+            if sequence.seat:
+                sequence.seat.take()
+            else:
+                self.places.pop()
         except IndexError:
             self.check()
             return self.admit(sequence)
@@ -180,7 +189,10 @@ class Admission:
         self.tally(reason)
         if reason == "runaway":
             self.tally(f"runaway_{sequence.runaway}")
-        self.places.append(None)
+        if sequence.seat:
+            sequence.seat.give_back()
+        else:
+            self.places.append(None)
         if sequence.slot == NO_SLOT:
             sequence.forget()
         result.chunks.put(None)

@@ -36,10 +36,11 @@ class NormalizerStream:
     end, for at most `LONGEST_HELD` characters. A number waits for the word after it.
     """
 
-    def __init__(self, language: str | None = None, reads_aloud: bool = True):
-        """`reads_aloud`: otherwise numbers, addresses and long words stay as they are."""
+    def __init__(self, language: str | None = None, reads_aloud: bool = True, has_markup: bool = True):
+        """`reads_aloud`: otherwise numbers, addresses and long words stay as they are. `has_markup`: otherwise signs of
+        tags, formulas and Markdown are characters like others."""
         self._clean, self._tags, self._maths, self._markdown = Clean(), Tags(), Maths(), Markdown()
-        self._layout, self._reads_aloud = Layout(), reads_aloud
+        self._layout, self._reads_aloud, self._has_markup = Layout(), reads_aloud, has_markup
         self.read_in(language)
 
     def read_in(self, language: str | None) -> None:
@@ -51,6 +52,8 @@ class NormalizerStream:
 
     @property
     def _stages(self) -> list[Stage]:
+        if not self._has_markup:
+            return [self._words, self._layout] if self._reads_aloud else [self._layout]
         if self._reads_aloud:
             return [self._tags, self._maths, self._markdown, self._words, self._layout]
         return [self._tags, self._markdown, self._layout]
