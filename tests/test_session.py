@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -64,7 +63,7 @@ class FakeEngine:
         return [SpokenText(text)]
 
     def seat(self):
-        return Seat(deque([None]), set(), lambda: None)
+        return Seat(lambda: None, lambda: None, set(), lambda: None)
 
     def begin(self, text, request, on_chunk, on_end, seat):
         self.entered.set()

@@ -37,7 +37,8 @@ class Admission:
         self.slots = slots
         self.running_limit = slots  # the most sequences that have a slot at once, if all are heard at speed 1.0
         self._max_queue = max_queue
-        self.sustained = math.inf  # seconds of the model's audio a second, for live listeners
+        self.measured = 0.0  # seconds of the model's audio that the device makes in one; 0: nobody has measured
+        self.sustained = math.inf  # those for live listeners
         # The loop's: sequences whose prompt is built. None: text came for a sequence, or one was cancelled.
         self.inbox: queue.SimpleQueue[SpeechSequence | None] = queue.SimpleQueue()
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # the watchdog's; None makes it look now
@@ -46,6 +47,7 @@ class Admission:
         self.draining = False  # the same, but the loop goes on
         self.ended = False  # the loop has settled every sequence, or never will
         self.places = deque([None] * (slots + max_queue))  # free ones
+        self._excess: deque[None] = deque()  # places that are no longer there once they are free
         self.seats: set[Seat] = set()  # that have a place
         self.open: set[SpeechSequence] = set()  # somebody may still wait for them
         self.unsettled: set[SpeechSequence] = set()  # their end is not known yet
@@ -56,15 +58,28 @@ class Admission:
 
     def sustain(self, audio_s_per_s: float) -> None:
         """Limit the running sequences to what the device sustains. Further callers wait in the queue, even if slots are
-        free. Call it before other threads know the engine."""
+        free. Only one thread calls it: the one that loads, and then the engine's."""
+        self.measured, before = audio_s_per_s, self.running_limit
         self.sustained = _SUSTAINED * audio_s_per_s
         self.running_limit = max(1, min(self.slots, int(self.sustained)))
-        for _ in range(self.slots - self.running_limit):
-            self.places.pop()
+        for _ in range(before - self.running_limit):
+            try:
+                self.places.pop()
+            except IndexError:
+                self._excess.append(None)
+        for _ in range(self.running_limit - before):
+            self.free_place()
+
+    def free_place(self) -> None:
+        """There is one more place."""
+        try:
+            self._excess.pop()
+        except IndexError:
+            self.places.append(None)
 
     def seat(self) -> Seat:
         """For several utterances, one after the other."""
-        return Seat(self.places, self.seats, self.wake)
+        return Seat(self.places.pop, self.free_place, self.seats, self.wake)
 
     def check_open(self, seat: Seat | None = None) -> None:
         """Raises EngineClosed."""
@@ -192,7 +207,7 @@ class Admission:
         if sequence.seat:
             sequence.seat.give_back()
         else:
-            self.places.append(None)
+            self.free_place()
         if sequence.slot == NO_SLOT:
             sequence.forget()
         result.chunks.put(None)

@@ -14,6 +14,7 @@ import torch
 from qwen_megakernel.engine.admission import Admission
 from qwen_megakernel.engine.device_pipeline import DevicePipeline, Launch, Pushed
 from qwen_megakernel.engine.failures import Failures
+from qwen_megakernel.engine.pace import Pace
 from qwen_megakernel.engine.scheduler import Scheduler
 from qwen_megakernel.engine.sequence import SpeechSequence, State
 from qwen_megakernel.engine.slots import Slots
@@ -42,6 +43,7 @@ class Loop:
         self.held: list[SpeechSequence] = []  # sequences that wait to share a vocoder push
         self._news = False  # text came, or a cancel
         self.fell_back = False  # the spare took over
+        self._pace, self._frames = Pace(admission), 0  # made in this turn
         self.turn_began: float | None = None  # when the thread began its turn; None while it rests
         self.hangs = False  # the watchdog has given the thread up
 
@@ -68,6 +70,7 @@ class Loop:
 
     def turn(self) -> bool:
         """Take messages, then do one step. False: there is nothing to do until a message comes."""
+        began = self._clock()
         for _ in range(self._admission.inbox.qsize()):  # no more: a caller in a tight loop must not hold up frames
             self._take(self._admission.inbox.get())
         if self._admission.closed:
@@ -80,6 +83,9 @@ class Loop:
         except KernelFault as error:
             busy = self._recover(error)
         busy |= self.slots.release()
+        if busy:
+            self._pace.worked(self._clock() - began, self._frames, bool(self.slots.waiting))
+            self._frames = 0
         self._admission.count()
         return busy
 
@@ -134,6 +140,7 @@ class Loop:
                 self.failures.alone(sequence, self._add_frame, codes)
             said = sum(isinstance(codes, np.ndarray) and not s.result.settled for s, codes in frames)
             self._admission.tally("frames", said)
+            self._frames += said
         ended = [s for s in launch.sequences if s.reason and not s.result.settled]
         self._push(self.pipeline.behind_codes(launch.sequences, ended))
         for sequence in (s for s in ended if not s.pushes):

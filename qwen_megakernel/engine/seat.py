@@ -17,14 +17,17 @@ class Seat:
         until: when its slot is no longer kept.
     """
 
-    def __init__(self, places: "deque[None]", taken: "set[Seat]", wake: Callable[[], None]):
+    def __init__(
+        self, take: Callable[[], None], free: Callable[[], None], taken: "set[Seat]", wake: Callable[[], None]
+    ):
         """
         Args:
-            places: the engine's free ones.
+            take: takes a place of the engine; raises IndexError: there is none.
+            free: gives one back.
             taken: gets this seat, while it has a place.
             wake: tells the engine that a place is free.
         """
-        self._places = places
+        self._take_place, self._free_place = take, free
         self._taken = taken
         self._wake = wake
         self._mine: deque[None] = deque()  # the place, while no utterance uses it
@@ -41,7 +44,7 @@ class Seat:
         try:
             self._mine.pop()
         except IndexError:
-            self._places.pop()
+            self._take_place()
             self._taken.add(self)
 
     def give_back(self) -> None:
@@ -55,6 +58,6 @@ class Seat:
         self.left = True
         with suppress(IndexError):
             self._mine.pop()
-            self._places.append(None)
+            self._free_place()
             self._taken.discard(self)
             self._wake()
