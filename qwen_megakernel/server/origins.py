@@ -14,7 +14,7 @@ _FILES = "file://"  # what Electron names for a page of a file
 _METHODS = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
 _SHOWN = (
     "X-Seed, X-Ignored, X-Attempts, X-Word-Timestamps, X-Word-Timestamps-Measured, X-Word-Timestamps-Omitted, "
-    "Retry-After, Content-Disposition"
+    "Retry-After, Content-Disposition, X-Request-Id"
 )
 _MAX_AGE_S = "600"  # a browser asks again after that
 _PROXYS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
