@@ -234,7 +234,9 @@ def test_listed_origins_are_served_and_others_are_told_the_option(token):
             "OPTIONS", server.url + SPEECH, headers=ASKS | {"access-control-request-headers": STAINLESS}
         )
         assert asked.headers["access-control-allow-headers"] == "authorization"
-        chrome = request("OPTIONS", server.url + SPEECH, headers=ASKS | {"access-control-request-private-network": "true"})
+        chrome = request(
+            "OPTIONS", server.url + SPEECH, headers=ASKS | {"access-control-request-private-network": "true"}
+        )
         assert chrome.headers["access-control-allow-private-network"] == "true"
         assert asks_more.headers["access-control-allow-headers"] == STAINLESS
         answer = get(f"{server.url}/v1/models", headers={"origin": ORIGIN} | bearing)

@@ -16,8 +16,8 @@ _ORIGIN = re.compile(r"(?!https?://$)[a-z][a-z\d+.-]*://(([\w.~%-]+|\[[\da-f:.]+
 _OWN_PORT = re.compile(r"^(http://.*):80$|^(https://.*):443$")  # browsers leave it out
 _METHODS = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
 _SHOWN = (
-    "X-Seed, X-Ignored, X-Attempts, X-Clipped, X-Word-Timestamps, X-Word-Timestamps-Measured, X-Word-Timestamps-Omitted, "
-    "Retry-After, Content-Disposition"
+    "X-Seed, X-Ignored, X-Attempts, X-Clipped, X-Word-Timestamps, X-Word-Timestamps-Measured, "
+    "X-Word-Timestamps-Omitted, Retry-After, Content-Disposition"
 )
 _MAX_AGE_S = "600"  # a browser asks again after that
 _PROXYS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")

@@ -133,7 +133,7 @@ class Speech:
 
     def _louder(self, samples: np.ndarray) -> np.ndarray:
         made = self._volume * samples
-        self.clipped += np.count_nonzero(np.abs(made) > 1)
+        self.clipped += int(np.count_nonzero(np.abs(made) > 1))
         return np.clip(made, -1, 1)
 
     async def encoded(self) -> AsyncGenerator[bytes, None]:
