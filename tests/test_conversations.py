@@ -260,8 +260,8 @@ SCRIPTS = {
     "a murmur": Script([BotBackchannelFrame("Aha."), InterruptionFrame(), until(InterruptionFrame)], seconds=(0.3, 3)),
     # ------------------------------------------------------------ calls that speak, settings
     "a call speaks before a turn": Script(
-        [speak("One moment please."), *turn("Here you are.")], seconds=(1, 5), turns=2,
-        context="One moment please. | Here you are.", options={"trim_leading_silence": True},
+        [speak("One moment please."), *turn("Here you are."), speak("Bye.")], seconds=(1, 6), turns=3,
+        context="One moment please. | Here you are. | Bye.", options={"trim_leading_silence": True},
     ),
     "two calls speak": Script(
         [speak("One moment please."), speak("Here you are.")], seconds=(1, 5), turns=2,
