@@ -301,13 +301,18 @@ def test_the_schemes_of_authorization_have_no_case(scheme):
         assert get(f"{server.url}/v1/models", headers={"authorization": "Basic a b"}).status_code == 401
 
 
-def test_a_compressed_body_is_told_as_one(server):
+@pytest.mark.parametrize("coding", ["gzip", "BR"])
+def test_a_compressed_body_is_told_as_one(server, coding):
     body = gzip.compress(json.dumps({"input": "Hello."}).encode())
-    head = {"content-type": "application/json", "content-encoding": "gzip"}
+    head = {"content-type": "application/json", "content-encoding": coding}
     answer = post(server.url + SPEECH, content=body, headers=head)
-    assert (
-        answer.status_code == 415 and "Content-Encoding 'gzip': send it as it is" in answer.json()["error"]["message"]
-    )
+    told = answer.json()["error"]["message"]
+    assert answer.status_code == 415 and f"Content-Encoding {coding.lower()!r}: send it as it is" in told
+
+
+def test_a_body_without_a_coding_is_taken(server):
+    for coding in ("", "Identity"):
+        assert post(server.url + SPEECH, json={"input": "Yes."}, headers={"content-encoding": coding}).is_success
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": False}, {"stream_format": "sse"}])
