@@ -149,7 +149,8 @@ SCRIPTS = {
         "Hello there. How are", turns=1,
     ),
     "speech is switched off between turns": Script(
-        [*turn("Hello there."), *unspoken(*turn("Not this.")), *turn("How are you?")], "Hello there. | How are you?"
+        [*turn("Hello there."), *unspoken(*turn("Not this.")), *turn("How are you?")], "Hello there. | How are you?",
+        context="Hello there. | Not this. | How are you?",
     ),
     "a filter closes in mid-turn": Script(
         turn("Hello there. How are you?"), "Hello there. How", around=closing("How"), turns=1

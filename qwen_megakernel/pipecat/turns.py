@@ -370,7 +370,7 @@ class TurnService(Host):
         if isinstance(frame, TTSAudioRawFrame):
             seconds = frame.num_frames / frame.sample_rate
             self._heard_at = max(self._heard_at, self.get_clock().get_time()) + seconds_to_nanoseconds(seconds)
-        if isinstance(frame, _BORDERS) and not getattr(frame, "skip_tts", False):  # unspoken text has no times
+        if isinstance(frame, _BORDERS) or getattr(frame, "skip_tts", False):  # unspoken text keeps its place, too
             self._heard_at = max(self._heard_at, frame.pts or 0)
             frame.pts = self._heard_at or None
         if isinstance(frame, (TTSTextFrame, AggregatedTextProgressFrame)):
