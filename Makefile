@@ -36,7 +36,7 @@ help: ## Use it | list the commands
 		lines[$$2] = lines[$$2] sprintf("  make %-13s %s\n", target[1], $$3) \
 	} END { for (i = 1; i <= groups; i++) printf "%s\n%s", order[i], lines[order[i]] }' Makefile
 
-test-all: CPU_TESTS = not gpu and not ray and not clients and not attacks and not image
+test-all: CPU_TESTS = not gpu and not ray and not clients and not attacks and not image and not brief
 test: CPU_TESTS = not gpu and not ray and not clients and not attacks and not image and not slow
 
 demo: $(VENV)/.installed-demo ## Use it | speak DEMO_TEXT into DEMO_OUTPUT, demo.wav
@@ -47,9 +47,10 @@ bot: $(VENV)/.installed-bot ## Use it | a voice bot on http://localhost:7860
 
 test: lint ## Test | each thing once, on a CPU, in minutes
 test-all: lint ## Test | everything for the CPU
-# Two processes, a file of tests in one of them: most tests compute in one thread. Three are no faster on two cores.
+# Two processes, a file of tests in one of them: most tests compute in one thread. Three are no faster on two cores. Files
+# keep their order, or long ones with few tests would come last.
 test test-all: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "$(CPU_TESTS)"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "$(CPU_TESTS)"
 
 test-gpu: $(VENV)/.installed ## Test | the tests for an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import PATIENCE_S, TEXT, Running, connect, post, stream
-from waiting import slow_case
+from waiting import brief_case, slow_case
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
@@ -30,7 +30,7 @@ def fuzzed(strategy: st.SearchStrategy, server: str = "server") -> Callable[[Cal
     shares = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
     def decorate(test: Callable) -> Callable:
-        @pytest.mark.parametrize("examples", [15, slow_case(80)])
+        @pytest.mark.parametrize("examples", [brief_case(15), slow_case(80)])
         def each(request, caplog, examples):
             fixture = request.getfixturevalue(server)
 

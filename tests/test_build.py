@@ -441,13 +441,12 @@ def test_both_compilers_get_every_macro_that_the_sources_ask_for(fresh, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.skipif(card.find_nvcc() is None, reason="needs nvcc")
-def test_kernel_and_bindings_compile_with_the_documented_macros(tmp_path):
+def test_the_kernel_compiles_with_the_documented_macros(tmp_path):
     macros = [build.STAGE_CLOCK, "-DQMK_FP8=10"]
     command = [card.find_nvcc(), *build.FLAGS, *HOPPER.defines, *macros, f"-arch=sm_{HOPPER.arch}", "-ptx"]
     # All templates in use are made, and no code: that takes a tenth of the time.
     command += ["-fdevice-syntax-only", "-o", tmp_path / "frame.ptx"]
     kernels._compile([*command, CSRC / "frame/frame.cu"], "frame.cu with all macros")
-    kernels.check_binding(card.find_nvcc(), "frame/frame_bindings.cpp", macros)  # torch's headers alone take 20 s
 
 
 def test_a_build_waits_for_another_one_and_goes_on_when_that_is_killed(fresh, monkeypatch, caplog):
@@ -610,13 +609,14 @@ def test_targets_can_be_left_out(monkeypatch, capsys):
     fits = dict.fromkeys(MODELS, Compiled(96, 0, 0, 0))
     launch = dict.fromkeys(MODELS, Launch(544, 80 * 1024, 32768))
     monkeypatch.setattr(kernels, "find_nvcc", lambda: "nvcc")
-    monkeypatch.setattr(kernels, "compile_frame", lambda _nvcc, target: [(target.columns, fits, launch)])
-    monkeypatch.setattr(kernels, "compile_others", lambda _nvcc, arch: compiled.append(arch))
-    monkeypatch.setattr(kernels, "check_binding", lambda _nvcc, _name: None)
+    monkeypatch.setattr(kernels, "compile_frame", lambda _nvcc, target, wide: (4 + 4 * wide, fits, launch))
+    monkeypatch.setattr(kernels, "compile_batch", lambda _nvcc, _target: None)
+    monkeypatch.setattr(kernels, "compile_other", lambda _nvcc, arch, name: compiled.append((arch, name)))
+    monkeypatch.setattr(kernels, "check_bindings", lambda _nvcc: None)
     assert kernels.main(["--skip", *(TARGETS.keys() - set(kept))]) == 0
     rows = capsys.readouterr().out.splitlines()[1:]
     assert list(dict.fromkeys(row.split()[0] for row in rows)) == kept
-    assert sorted(compiled) == ["80", "90a"]
+    assert sorted(compiled) == sorted((arch, name) for arch in ("80", "90a") for name in kernels.OTHER_KERNELS)
     with pytest.raises(SystemExit):
         kernels.main(["--skip", "sm_99"])
     assert "sm_99" in capsys.readouterr().err
@@ -670,9 +670,11 @@ def test_a_binding_that_is_no_c_plus_plus_is_told(tmp_path, monkeypatch):
     (tmp_path / "right.cpp").write_text("#include <cuda_runtime.h>\nint f(cudaError_t error) { return error; }\n")
     (tmp_path / "wrong.cpp").write_text("int f() { return g(); }\n")
     monkeypatch.setattr(kernels, "source_folder", lambda: tmp_path)
-    kernels.check_binding(card.find_nvcc(), "right.cpp")
-    with pytest.raises(BackendError, match=r"(?s)wrong\.cpp: .*g.{1,3} was not declared"):
-        kernels.check_binding(card.find_nvcc(), "wrong.cpp")
+    monkeypatch.setattr(kernels, "BINDINGS", ("right.cpp",))
+    kernels.check_bindings(card.find_nvcc())
+    monkeypatch.setattr(kernels, "BINDINGS", ("right.cpp", "wrong.cpp"))
+    with pytest.raises(BackendError, match=r"(?s)bindings: .*wrong\.cpp:1:.*g.{1,3} was not declared"):
+        kernels.check_bindings(card.find_nvcc())
 
 
 def test_a_compilers_failure_is_told_in_its_words(tmp_path, monkeypatch, capsys):

@@ -6,6 +6,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +27,7 @@ from qwen_megakernel import (
     SpeechError,
 )
 from qwen_megakernel.engine import watchdog
+from qwen_megakernel.engine.callbacks import CallbackRunner
 from qwen_megakernel.engine.options import Patience
 from qwen_megakernel.engine.output import Output
 
@@ -163,6 +167,28 @@ def test_without_threads_a_request_with_callbacks_is_refused_and_takes_nothing(e
                 engine.submit(TEXT, lambda _chunk: None, max_frames=3)
     until(lambda: engine.health()["streams"] == 0)
     assert alone(engine).frames == 20
+
+
+def test_a_second_start_of_the_callbacks_does_not_take_a_failed_one_for_done(monkeypatch):
+    """Engine and caller start the thread at once, and the process has no more threads."""
+    tried, fails = threading.Event(), threading.Event()
+
+    def none(_self):
+        tried.set()
+        fails.wait(PATIENCE_S)
+        raise RuntimeError("can't start new thread")
+
+    runner = CallbackRunner(lambda error: None)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(time.sleep, [0.01] * 2))  # its threads are there
+        monkeypatch.setattr(runner.thread, "start", partial(none, None))
+        first = pool.submit(runner.start)
+        assert tried.wait(PATIENCE_S)
+        second = pool.submit(runner.start)
+        time.sleep(0.02)
+        assert not second.done()
+        fails.set()
+        assert all("new thread" in str(start.exception()) for start in (first, second))
 
 
 def test_a_slow_listener_keeps_nobody_waiting(engine):

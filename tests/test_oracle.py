@@ -50,7 +50,7 @@ def whole_and_begun() -> list:
         if whole := bool(case.eos_gain) or checkpoint not in spoken:
             spoken.add(checkpoint)
         else:
-            rows.append(pytest.param(case, False, id=f"{case.name}/begun"))
+            rows.append(pytest.param(case, False, id=f"{case.name}/begun", marks=pytest.mark.brief))
         rows.append(pytest.param(case, True, id=case.name, marks=[] if whole else pytest.mark.slow))
     return rows
 

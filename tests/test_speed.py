@@ -151,11 +151,11 @@ def demo(engine_for) -> TTSEngine:
     return engine_for("demo")
 
 
-@pytest.mark.parametrize("speed", [0.5, 2.0])
+@pytest.mark.parametrize("speed", [0.6, 1.7])
 @pytest.mark.slow
 def test_speech_is_so_much_shorter_and_says_the_same_at_the_same_pitch(demo, speed):
     off, resampled = [], []
-    for speaker, text in (("ada", TEXT), ("ada", LONG_TEXT), ("max", LONG_TEXT)):
+    for speaker, text in (("ada", TEXT), ("max", LONG_TEXT)):
         request = {"speaker": speaker, "sampling": seeded(3)}
         plain, audio = demo.generate(text, **request), demo.generate(text, **request, speed=speed)
         assert np.array_equal(plain.codes, audio.codes) and audio.finish_reason == "eos"

@@ -83,6 +83,11 @@ def run_python(code: str, *args: str) -> str:
     return done.stdout
 
 
+def brief_case(*values):
+    """A case that `make test-all` leaves to a slow one, which does the same and more."""
+    return pytest.param(*values, marks=pytest.mark.brief)
+
+
 def slow_case(*values):
     """A case of a test that `make test` leaves to `make test-all`."""
     return pytest.param(*values, marks=pytest.mark.slow)

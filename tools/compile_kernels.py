@@ -88,49 +88,47 @@ def blocks_per_multiprocessor(target: Target, registers: int, threads: int, shar
     return limits[least], least
 
 
-def compile_frame(nvcc: str, target: Target) -> list[tuple[int, dict[int, Compiled], dict[int, Launch]]]:
-    """Compile a target's frame kernels. For each of the first one or two its columns, and what ptxas and footprint.cu
-    say; the graphs' kernels for many columns check their own memory."""
+def compile_frame(nvcc: str, target: Target, wide: bool) -> tuple[int, dict[int, Compiled], dict[int, Launch]]:
+    """Compile a target's frame kernels for its columns, or for its wide ones. Return these columns, and what ptxas and
+    footprint.cu say."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "footprint"
-        source = source_folder() / "frame/footprint.cu"
-        found = []
-        for columns, wide in [(target.columns, []), (target.wide, ["-DQMK_WIDE"])]:
-            if not columns:
-                continue
-            flags = [*FLAGS, *target.defines, *wide, f"-arch=sm_{target.arch}", "-Xptxas", "-v"]
-            compiled = _compile([nvcc, *flags, "-o", program, source], target.name)
-            printed = subprocess.run([program], capture_output=True, text=True, check=True)
-            rows = [[int(word) for word in line.split()] for line in printed.stdout.splitlines()]
-            launches = {width: Launch(*row) for width, *row in rows}
-            found.append((columns, parse_ptxas(compiled.stdout + compiled.stderr), launches))
-        if target.batch:
-            source = source_folder() / "frame/frame_batch.cu"
-            flags = [*FLAGS, *target.defines, f"-arch=sm_{target.arch}"]
-            _compile([nvcc, *flags, "-c", "-o", program, source], target.name)
-    return found
+        flags = [*FLAGS, *target.defines, *(["-DQMK_WIDE"] if wide else []), f"-arch=sm_{target.arch}", "-Xptxas", "-v"]
+        compiled = _compile([nvcc, *flags, "-o", program, source_folder() / "frame/footprint.cu"], target.name)
+        printed = subprocess.run([program], capture_output=True, text=True, check=True)
+    rows = [[int(word) for word in line.split()] for line in printed.stdout.splitlines()]
+    launches = {width: Launch(*row) for width, *row in rows}
+    return target.wide if wide else target.columns, parse_ptxas(compiled.stdout + compiled.stderr), launches
 
 
-def compile_others(nvcc: str, arch: str) -> None:
-    """Compile the kernels that fit any card."""
+def compile_batch(nvcc: str, target: Target) -> None:
+    """Compile a target's kernels for many columns, which check their own memory."""
     with tempfile.TemporaryDirectory() as folder:
-        for name in OTHER_KERNELS:
-            compiled = Path(folder) / f"{Path(name).stem}.o"
-            _compile([nvcc, *FLAGS, f"-arch=sm_{arch}", "-c", "-o", compiled, source_folder() / name], f"sm_{arch}")
+        flags = [*FLAGS, *target.defines, f"-arch=sm_{target.arch}", "-c", "-o", f"{folder}/frame_batch.o"]
+        _compile([nvcc, *flags, source_folder() / "frame/frame_batch.cu"], target.name)
 
 
-def check_binding(nvcc: str, name: str, defines: Sequence[str] = ()) -> None:
-    """Check the syntax of one of `BINDINGS` with torch's headers. Otherwise mistakes appear only on a GPU machine.
-    `defines`: macros, as flags."""
+def compile_other(nvcc: str, arch: str, name: str) -> None:
+    """Compile one of `OTHER_KERNELS`."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = [*FLAGS, f"-arch=sm_{arch}", "-c", "-o", f"{folder}/other.o"]
+        _compile([nvcc, *flags, source_folder() / name], f"sm_{arch}")
+
+
+def check_bindings(nvcc: str) -> None:
+    """Check the syntax of `BINDINGS` with torch's headers. Otherwise mistakes appear only on a GPU machine. All are one
+    file to the compiler, because these headers take most of the time."""
     with tempfile.TemporaryDirectory() as folder:
         # A torch without CUDA lacks this header, which holds only its build options.
         choices = Path(folder) / "c10/cuda/impl/cuda_cmake_macros.h"
         choices.parent.mkdir(parents=True)
         choices.touch()
+        source = Path(folder) / "bindings.cpp"
+        source.write_text("".join(f'#include "{source_folder() / name}"\n' for name in BINDINGS), encoding="utf-8")
         includes = [*cpp_extension.include_paths("cpu"), sysconfig.get_path("include"), folder]
-        flags = ["-std=c++20", "-DTORCH_EXTENSION_NAME=checked", *defines, *(f"-isystem={path}" for path in includes)]
+        flags = ["-std=c++20", "-DTORCH_EXTENSION_NAME=checked", *(f"-isystem={path}" for path in includes)]
         told = ["-x", "c++", "-c", *flags, "-Xcompiler", "-fsyntax-only", "-o", f"{folder}/none.o"]
-        _compile([nvcc, *told, source_folder() / name], name)
+        _compile([nvcc, *told, source], "bindings")
 
 
 def _compile(command: Sequence[str | Path], what: str) -> subprocess.CompletedProcess[str]:
@@ -177,19 +175,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if nvcc is None:
             raise BackendError(no_nvcc())
         with ThreadPoolExecutor(COMPILERS) as pool:
-            results = list(pool.map(lambda target: compile_frame(nvcc, target), targets))
-            list(pool.map(lambda arch: compile_others(nvcc, arch), dict.fromkeys(t.arch for t in targets)))
-            list(pool.map(lambda name: check_binding(nvcc, name), BINDINGS))
+            # The longest first. No compiler is left alone with a long one at the end.
+            bindings = pool.submit(check_bindings, nvcc)
+            kinds = [(target, wide) for target in targets for wide in (False, True) if target.wide or not wide]
+            frames = [(target, pool.submit(compile_frame, nvcc, target, wide)) for target, wide in kinds]
+            others = [pool.submit(compile_batch, nvcc, t) for t in targets if t.batch]
+            archs = dict.fromkeys(t.arch for t in targets)
+            others += [pool.submit(compile_other, nvcc, arch, name) for arch in archs for name in OTHER_KERNELS]
+            kernels = [(target, frame.result()) for target, frame in frames]
+            for other in (bindings, *others):
+                other.result()
     except BackendError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     table: list[Sequence[object]] = [HEAD]
     failures = []
-    for target, found in zip(targets, results, strict=True):
-        for kernel in found:
-            rows, wrong = judge(target, *kernel)
-            table += rows
-            failures += wrong
+    for target, kernel in kernels:
+        rows, wrong = judge(target, *kernel)
+        table += rows
+        failures += wrong
     widths = [max(len(str(cell)) for cell in column) for column in zip(*table, strict=True)]
     for row in table:
         print("  ".join(f"{cell!s:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -243,7 +243,7 @@ def test_listeners_of_a_server_are_counted(monkeypatch, capsys):
 
 
 def test_the_loop_decides_the_same_with_the_guard_and_in_every_run(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", "measure_loop --open 1 3 --width 2 --frames 200 --rounds 1".split())
+    monkeypatch.setattr(sys, "argv", "measure_loop --open 1 3 --width 2 --frames 60 --rounds 1".split())
     told = []
     for _ in range(2):
         measure_loop.main()

@@ -4,7 +4,6 @@ The engine's thread runs no code of callers. A slow callback delays its own utte
 that only post to an event loop need no thread: `DirectCalls`.
 """
 
-import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -30,16 +29,22 @@ class CallbackRunner:
         self._watched = 0  # the number that `watch` saw
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], bool]] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name="qwen_megakernel callbacks", daemon=True)
-        self._unstarted = [self.thread]
+        self._starting, self._begun = threading.RLock(), False
 
     def start(self) -> None:
-        """Start the thread; later calls do nothing. Raises RuntimeError: the process can have no more threads."""
-        with contextlib.suppress(IndexError):
-            thread = self._unstarted.pop()
+        """Start the thread, if it was not. Raises RuntimeError: the process can have no more threads.
+
+        A second caller waits for the first one and then tries itself, or it would take a failed start for a done one.
+        A signal's handler in the first one's thread does not wait.
+        """
+        with self._starting:
+            if self._begun:
+                return
+            self._begun = True
             try:
-                thread.start()
+                self.thread.start()
             except RuntimeError:
-                self._unstarted.append(thread)
+                self._begun = False
                 raise
 
     def watch(self, seconds: float) -> None:
