@@ -190,7 +190,7 @@ $(VENV)/.installed-bot: pyproject.toml $(PACKAGES) constraints.txt constraints-c
 	@touch $@ $(VENV)/.installed-demo
 
 $(VENV)/.installed: pyproject.toml $(PACKAGES) constraints.txt constraints-cpu.txt | $(VENV)/bin/python
-	$(PINNED) $(BIN)/python $(INSTALL) -e packages/spoken-text -e ".[dev]" -e packages/audiobook
+	$(PINNED) $(BIN)/python $(INSTALL) -e packages/spoken-text -e ".[dev]" -e "packages/audiobook[pdf,docx]"
 	@# Tests start many processes. Some package holds a file for a newer Python, which does not compile.
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $@ $(VENV)/.installed-demo $(VENV)/.installed-bot

@@ -33,15 +33,15 @@ FRAMES = 63  # of an utterance of random weights: as in measure_load.py
 
 
 @contextlib.contextmanager
-def limited_model(size: str) -> Iterator[str]:
-    """A checkpoint folder with random weights whose generation config limits utterances to `FRAMES`."""
+def limited_model(size: str, frames: int = FRAMES) -> Iterator[str]:
+    """A checkpoint folder with random weights whose generation config limits utterances to so many frames."""
     with random_model(size) as whole, tempfile.TemporaryDirectory() as folder:
         for path in Path(whole).iterdir():
             Path(folder, path.name).symlink_to(path.resolve())
         limits = Path(folder, "generation_config.json")
         told = json.loads(limits.read_text())
         limits.unlink()
-        limits.write_text(json.dumps(told | {"max_new_tokens": FRAMES}))
+        limits.write_text(json.dumps(told | {"max_new_tokens": frames}))
         yield folder
 
 

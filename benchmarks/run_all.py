@@ -46,6 +46,7 @@ GPU = {
     "measure_clone": ("--size {size} --requests 10", 45),
     "measure_open": ("--size {size} --seconds 10", 45),
     "measure_batch": ("--size {size} --lines 500 --streams 64 --repeats 1", 60),
+    "measure_book": ("--size {size} --hours 10 --streams 64", 180),
     "measure_neighbour": ("--size {size} --live 1 32 --duty 1 --seconds 6", 45),
 }
 """By name: options, and seconds that one size takes on an H200. {size} is replaced by each size. The most important

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import math
 import os
 import random
 import secrets
@@ -17,7 +18,7 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.backend import select
 from qwen_megakernel.backend.interfaces import CpuSpeed
 from qwen_megakernel.checkpoint.synthetic import write_checkpoint
-from qwen_megakernel.engine import warm_up
+from qwen_megakernel.engine import pace, warm_up
 from qwen_megakernel.speech import engine as engine_module
 
 settings.register_profile("patient", deadline=None)  # no test fails because the machine is busy
@@ -46,7 +47,7 @@ def fresh_seed():
 
 @pytest.fixture(scope="session", autouse=True)
 def device_speed():
-    """The device counts as fast: beside other work it would be slow, and fewer utterances would run at once."""
+    """The device counts as fast, for ever: beside other work it is slow, and fewer utterances would run at once."""
 
     def cpu(model, sampling, threads=None) -> CpuSpeed:
         return CpuSpeed(threads or 1, {threads or 1: 1e-4})
@@ -57,6 +58,7 @@ def device_speed():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(select, "measure", cpu)
         patch.setattr(engine_module, "sustained", gpu)
+        patch.setattr(pace, "_WINDOW_S", math.inf)
         yield
 
 

@@ -158,6 +158,20 @@ def test_errors_and_a_full_engine_are_told_as_without_fronts(engine, fronts):
     calm(engine)
 
 
+def test_a_seat_passes_through_a_front_and_is_left(engine, fronts):
+    seats, front = engine.service.engine._core.admission.seats, fronts[0]
+    for hears_all in (True, False):
+        body = {"model": "demo", "voice": "ada", "input": " ".join([TEXT] * 4), "response_format": "pcm"}
+        with stream("POST", front.server.url + SPEECH, json=body) as response:
+            chunks = response.iter_raw()
+            next(chunks)
+            assert len(seats) == len(front.line.seats) == 1
+            for _ in chunks if hears_all else ():
+                pass
+        until(lambda: not seats and not front.line.seats)
+    calm(engine)
+
+
 def test_metrics_of_either_front_tell_of_both(fronts):
     def counted(front: Front) -> float:
         lines = get(front.server.url + "/metrics").text.splitlines()
@@ -280,7 +294,7 @@ def test_a_request_arrives_as_it_was_sent(engine, fresh_seed):
     seed = rng.randrange(2**64)
     request = engine.service.engine.request(speaker="max", seed=seed, top_p=rng.uniform(0.1, 1), speed=1.25, trim="end")
     text = SpokenText(text_of(rng) + " \U0001f600", before_s=rng.random(), ends_at_pause=True)
-    data = wire.write_begin(7, text, request) + wire.frame(Kind.PUSH, 8, "a\u00e4")
+    data = wire.write_begin(7, text, request, 0) + wire.frame(Kind.PUSH, 8, "a\u00e4")
     frames, found, at = Frames(), [], 0
     while at < len(data):
         size = rng.randint(1, 400)
@@ -299,7 +313,7 @@ def test_a_voice_arrives_as_it_was_sent(engine):
     voice = Voice(torch.randn(16), torch.randint(9, (5, 16)), "Hi.", "made by a test")
     request = engine.service.engine.request(speaker="ada")
     spoken = replace(request.conditioning, voice=voice, speaker=None)
-    data = wire.write_begin(1, None, replace(request, conditioning=spoken))
+    data = wire.write_begin(1, None, replace(request, conditioning=spoken), 0)
     ((_, _, words, rest),) = Frames().feed(data)
     text, read = wire.read_begin(json.loads(words), rest)
     assert text is None and read.conditioning.voice and read.conditioning.voice.digest == voice.digest

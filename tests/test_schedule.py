@@ -226,6 +226,7 @@ class Engine:
         reproducible=False,
         letters=0,
         prompt_rows=20,
+        seat=None,
     ) -> SpeechSequence | None:
         """`rows`: of the text, of which more will come; None: it is whole. `letters`: of the text so far, by which the
         runaway guard knows how long speech should take; 0: there is no guard."""
@@ -235,6 +236,7 @@ class Engine:
         who = {"seed": 1, "sampling": SamplingParams(seed=1), "conditioning": SimpleNamespace(voice=voice)}
         request = SimpleNamespace(**wanted, **untouched, **who)
         stream = self.core.new_sequence(request, None, None)
+        stream.seat = seat
         stream.stopwatch.arrived = self.gpu.now
         stream.add_text("a" * letters)
         trailing = torch.zeros(1 if rows is None else rows, 1)

@@ -12,6 +12,7 @@ from kept import kept
 from waiting import PATIENCE_S, until_in_loop
 
 from qwen_megakernel import Chunk, EngineBusy, RequestError
+from qwen_megakernel.engine.seat import Seat
 from qwen_megakernel.model.turn_text import Turn, TurnText
 from qwen_megakernel.speech.events import Ended, Words
 from qwen_megakernel.speech.session import FLUSH, SpeechSession
@@ -61,7 +62,10 @@ class FakeEngine:
     def parts(self, text, request, reading=None):
         return [SpokenText(text)]
 
-    def begin(self, text, request, on_chunk, on_end):
+    def seat(self):
+        return Seat(lambda: None, lambda: None, set(), lambda: None)
+
+    def begin(self, text, request, on_chunk, on_end, seat):
         self.entered.set()
         assert self.gate.wait(PATIENCE_S)
         if self.error:

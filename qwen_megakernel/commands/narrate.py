@@ -169,6 +169,12 @@ class Progress:
         self._bar.set_postfix_str(f"piece 1 of {len(self._weights)}")
         return self
 
+    def skip(self, pieces: int) -> None:
+        """So many of the first pieces were spoken before, which took none of this time."""
+        self._number, self._start = pieces, time.monotonic()
+        self._bar.reset(self._bar.total)
+        self._bar.n = self._bar.initial = sum(self._weights[:pieces])
+
     def chunk(self, chunk: Chunk) -> None:
         if self._each_chunk:
             print(f"{1000 * (time.monotonic() - self._start):8.1f} ms  {len(chunk.codes)} frames", file=sys.stderr)

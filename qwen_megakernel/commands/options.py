@@ -39,7 +39,8 @@ WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads
 WEIGHTS_HELP = f"{WEIGHTS_CHOICES} (docs/fp8.md); default: as the checkpoint has them"
 
 _PAUSES = "0.45,0.9,1.8"  # a sentence's is about the model's own
-_OF_BOOKS = ("--split", "--subtitles", "--speakers", "--footnotes", "--title", "--author", "--loudness")
+_OF_BOOKS = "split subtitles read-along speakers quotes footnotes matter chapters list preview cover".split()
+_OF_BOOKS += ["title", "author", "loudness"]
 
 
 def shown(text: str, keep: str = "") -> str:
@@ -70,7 +71,7 @@ def refuse_unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]
         if name.startswith("--") and " " not in word and not meant:
             near = get_close_matches(name, known, n=1)
             refused = [row.without[e] for e in (*COMMANDS, *SERVERS) if e in row.without] if row else []
-            if name in _OF_BOOKS:
+            if name.removeprefix("--") in _OF_BOOKS:
                 refused = [f"it is for books, which {AUDIOBOOK} reads"]
             hint = f": {refused[0]}" if refused and refused[0] else f"; did you mean {near[0]}?" if near else ""
             parser.error(f"unknown option {name}{hint}")

@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import fcntl
 import io
 import os
 import secrets
@@ -94,6 +95,8 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     part = path.with_name(f".speech-{secrets.token_hex(4)}.part")
     file = open(part, "xb")  # noqa: SIM115 - closed below
     try:
+        with suppress(OSError):  # some file systems have no locks
+            fcntl.flock(file, fcntl.LOCK_EX)  # tells that its process lives
         if path.exists():
             os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
         yield file
@@ -155,6 +158,7 @@ class SpeechFile:
         keep_partial: bool = False,
         in_memory: bool = False,
         tags: Mapping[str, str] | None = None,
+        cover: bytes | None = None,
     ):
         """
         Args:
@@ -163,7 +167,7 @@ class SpeechFile:
             keep_partial: if the block fails, keep the sound so far as a whole file and say so, unless writing failed.
             in_memory: encode in memory, and give the disk the whole file at the end, in few calls. After each call the
                 thread waits for the interpreter, which keeps the engine's thread waiting too.
-            tags: see `encoder`.
+            tags, cover: see `encoder`.
         """
         self.path = Path(path).absolute()
         if self.path.is_symlink():
@@ -175,6 +179,7 @@ class SpeechFile:
         self._keep_partial = keep_partial
         self._in_memory = in_memory
         self._tags = tags or {}
+        self._cover = cover
         self._chapters: list[tuple[int, str]] = []
         self._samples = 0
         self._encoded = False  # completely
@@ -191,7 +196,9 @@ class SpeechFile:
             self._target = _Target(self._file)
             if self._thread:
                 stack.enter_context(self._thread)
-            self._encoder = self._call(encoder, self._ending, self._target, self._rate, self._chapters, self._tags)
+            self._encoder = self._call(
+                encoder, self._ending, self._target, self._rate, self._chapters, self._tags, self._cover
+            )
             stack.callback(self._free)
             self._stack = stack.pop_all()
         return self

@@ -10,6 +10,7 @@ from qwen_megakernel.errors import TextError
 from spoken_text.cutting import ends_with_mark, split_evenly
 from spoken_text.front_end import TextFrontEnd
 from spoken_text.pauses import Pause
+from spoken_text.stage import has_words
 
 MAX_PIECE_CHARS = 300  # longer text is spoken in pieces cut at sentence ends
 CHAPTER_LEVELS = 2  # "#" and "##" begin chapters; deeper headings are paragraphs
@@ -41,7 +42,7 @@ class Piece:
         """The same piece in these parts."""
         behind, pause_s = self.behind, self.pause_s
         for part in parts:
-            if part := part.strip():
+            if has_words(part := part.strip()):
                 yield replace(self, text=part, behind=behind, pause_s=pause_s)
                 behind, pause_s = break_behind(part), 0.0
 
@@ -99,18 +100,21 @@ def read_pieces(text: str, front_end: TextFrontEnd) -> tuple[list[Piece], float]
     """Cut a text into pieces of at most `MAX_PIECE_CHARS` characters, never across paragraphs or pauses.
 
     A paragraph ends at a blank line. A Markdown heading outside code fences is a paragraph of its own, and begins a
-    chapter if it has one or two marks. `front_end`: turns each paragraph into what is spoken. Returns the pieces, and
-    the seconds of silence that the text asks for at its end. Raises TextError: a pause or another tag is refused; the
-    message has the line."""
+    chapter if it has one or two marks, unless the chapter has nothing but headings yet. `front_end`: turns each
+    paragraph into what is spoken. Returns the pieces, and the seconds of silence that the text asks for at its end.
+    Raises TextError: a pause or another tag is refused; the message has the line."""
     pieces: list[Piece] = []
     behind, pause_s = Break.CHAPTER, 0.0  # for the next piece
+    only_headings = False  # are in the chapter so far
     for paragraph, level, line in _paragraphs(text):
-        behind = max(behind, level)
+        begins = 0 < level <= CHAPTER_LEVELS and not only_headings
+        behind = max(behind, Break.CHAPTER if begins else Break.PARAGRAPH)
         for part in spoken_parts(front_end, paragraph, f"line {line}"):
             if isinstance(part, Pause):
                 pause_s += part.seconds
             elif found := list(Piece(part, behind, pause_s).cut(split_evenly(part, MAX_PIECE_CHARS))):
                 pieces += found
+                only_headings = level > 0 and (only_headings or behind is Break.CHAPTER)
                 behind, pause_s = break_behind(found[-1].text), 0.0
     return pieces, pause_s
 
@@ -126,13 +130,13 @@ def spoken_parts(front_end: TextFrontEnd, paragraph: str, where: str) -> list[st
         raise TextError(f"{where}: {error}") from None
 
 
-def _paragraphs(text: str) -> Iterator[tuple[str, Break, int]]:
-    """Each paragraph, what lies before it, and the number of its first line."""
+def _paragraphs(text: str) -> Iterator[tuple[str, int, int]]:
+    """Each paragraph, its level if it is a heading, and the number of its first line."""
     lines: list[Line] = []  # so far
 
-    def ended() -> Iterator[tuple[str, Break, int]]:
+    def ended() -> Iterator[tuple[str, int, int]]:
         if paragraph := "\n".join(line.text for line in lines).strip():
-            yield paragraph, Break.PARAGRAPH, lines[0].number
+            yield paragraph, 0, lines[0].number
         lines.clear()
 
     for line in lines_of(text):
@@ -141,5 +145,5 @@ def _paragraphs(text: str) -> Iterator[tuple[str, Break, int]]:
             continue
         yield from ended()
         if line.level:
-            yield line.text, Break.CHAPTER if line.begins_chapter else Break.PARAGRAPH, line.number
+            yield line.text, line.level, line.number
     yield from ended()

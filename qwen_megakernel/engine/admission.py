@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 
+from qwen_megakernel.engine.seat import Seat
 from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
 from qwen_megakernel.errors import EngineBusy, EngineClosed, EngineDied, OutOfMemoryError, TTSError
 
@@ -36,7 +37,8 @@ class Admission:
         self.slots = slots
         self.running_limit = slots  # the most sequences that have a slot at once, if all are heard at speed 1.0
         self._max_queue = max_queue
-        self.sustained = math.inf  # seconds of the model's audio a second, for live listeners
+        self.measured = 0.0  # seconds of the model's audio that the device makes in one; 0: nobody has measured
+        self.sustained = math.inf  # those for live listeners
         # The loop's: sequences whose prompt is built. None: text came for a sequence, or one was cancelled.
         self.inbox: queue.SimpleQueue[SpeechSequence | None] = queue.SimpleQueue()
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # the watchdog's; None makes it look now
@@ -45,6 +47,8 @@ class Admission:
         self.draining = False  # the same, but the loop goes on
         self.ended = False  # the loop has settled every sequence, or never will
         self.places = deque([None] * (slots + max_queue))  # free ones
+        self._excess: deque[None] = deque()  # places that are no longer there once they are free
+        self.seats: set[Seat] = set()  # that have a place
         self.open: set[SpeechSequence] = set()  # somebody may still wait for them
         self.unsettled: set[SpeechSequence] = set()  # their end is not known yet
         self.some_ended = False  # since the loop has last looked
@@ -54,25 +58,42 @@ class Admission:
 
     def sustain(self, audio_s_per_s: float) -> None:
         """Limit the running sequences to what the device sustains. Further callers wait in the queue, even if slots are
-        free. Call it before other threads know the engine."""
+        free. Only one thread calls it: the one that loads, and then the engine's."""
+        self.measured, before = audio_s_per_s, self.running_limit
         self.sustained = _SUSTAINED * audio_s_per_s
         self.running_limit = max(1, min(self.slots, int(self.sustained)))
-        for _ in range(self.slots - self.running_limit):
-            self.places.pop()
+        for _ in range(before - self.running_limit):
+            try:
+                self.places.pop()
+            except IndexError:
+                self._excess.append(None)
+        for _ in range(self.running_limit - before):
+            self.free_place()
 
-    def check_open(self) -> None:
+    def free_place(self) -> None:
+        """There is one more place."""
+        try:
+            self._excess.pop()
+        except IndexError:
+            self.places.append(None)
+
+    def seat(self) -> Seat:
+        """For several utterances, one after the other."""
+        return Seat(self.places.pop, self.free_place, self.seats, self.wake)
+
+    def check_open(self, seat: Seat | None = None) -> None:
         """Raises EngineClosed."""
         if self.fault:
             raise self.death()
         if self.closed:
             raise EngineClosed("the engine is closed; load a new one")
-        if self.draining:
+        if self.draining and not (seat and seat.free):
             raise EngineClosed("the engine is closing and takes no more utterances; load a new one")
 
-    def check(self) -> None:
+    def check(self, seat: Seat | None = None) -> None:
         """Is there a place for one more? Raises EngineClosed, EngineBusy: no."""
-        self.check_open()
-        if not self.places:
+        self.check_open(seat)
+        if not self.places and not (seat and seat.free):
             self.tally("busy")
             raise EngineBusy(
                 f"all {self.running_limit} streams are taken and {self._max_queue} more wait, for a slot or for their "
@@ -82,7 +103,10 @@ class Admission:
     def admit(self, sequence: SpeechSequence) -> None:
         """Give a sequence its place. Raises EngineClosed, EngineBusy: nothing was taken."""
         try:
-            self.places.pop()
+            if sequence.seat:
+                sequence.seat.take()
+            else:
+                self.places.pop()
         except IndexError:
             self.check()
             return self.admit(sequence)
@@ -180,7 +204,10 @@ class Admission:
         self.tally(reason)
         if reason == "runaway":
             self.tally(f"runaway_{sequence.runaway}")
-        self.places.append(None)
+        if sequence.seat:
+            sequence.seat.give_back()
+        else:
+            self.free_place()
         if sequence.slot == NO_SLOT:
             sequence.forget()
         result.chunks.put(None)
@@ -193,6 +220,11 @@ class Admission:
     def tally(self, event: str, count: int = 1) -> None:
         """Count one of `COUNTED`, later."""
         self._tally.put((event, count))
+
+    @property
+    def frames(self) -> int:
+        """Those that were counted."""
+        return self._counts["frames"]
 
     @property
     def counts(self) -> dict[str, int]:

@@ -197,7 +197,7 @@ class EngineCore:
         """Take no more sequences, and wait at most `seconds` for the open ones. Takes no lock: see `cancel`."""
         self.admission.draining = True
         end = time.monotonic() + min(seconds, threading.TIMEOUT_MAX)
-        while self.admission.open and not self.admission.closed and time.monotonic() < end:
+        while (self.admission.open or self.admission.seats) and not self.admission.closed and time.monotonic() < end:
             time.sleep(0.01)
 
     def stop(self) -> None:

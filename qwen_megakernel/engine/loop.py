@@ -14,6 +14,7 @@ import torch
 from qwen_megakernel.engine.admission import Admission
 from qwen_megakernel.engine.device_pipeline import DevicePipeline, Launch, Pushed
 from qwen_megakernel.engine.failures import Failures
+from qwen_megakernel.engine.pace import Pace
 from qwen_megakernel.engine.scheduler import Scheduler
 from qwen_megakernel.engine.sequence import SpeechSequence, State
 from qwen_megakernel.engine.slots import Slots
@@ -33,15 +34,13 @@ class Loop:
         clock: Callable[[], float],
     ):
         """`spare`: makes the pipeline that takes over once the kernels are given up. None: the engine then ends."""
-        self._admission = admission
-        self.slots = slots
-        self.failures = failures
-        self._spare = spare
-        self._clock = clock
+        self._admission, self.slots, self.failures = admission, slots, failures
+        self._spare, self._clock = spare, clock
         self._use(pipeline)
         self.held: list[SpeechSequence] = []  # sequences that wait to share a vocoder push
         self._news = False  # text came, or a cancel
         self.fell_back = False  # the spare took over
+        self._pace = Pace(admission, slots, clock)
         self.turn_began: float | None = None  # when the thread began its turn; None while it rests
         self.hangs = False  # the watchdog has given the thread up
 
@@ -81,6 +80,7 @@ class Loop:
             busy = self._recover(error)
         busy |= self.slots.release()
         self._admission.count()
+        self._pace.turned(busy)
         return busy
 
     def _take(self, sequence: SpeechSequence | None) -> None:

@@ -14,6 +14,7 @@ from qwen_megakernel.engine.audio import FRAME_S, Chunk, Stopwatch
 from qwen_megakernel.engine.input import Input, Request
 from qwen_megakernel.engine.output import ChunkPlan, Output, Result
 from qwen_megakernel.engine.runaway import RunawayGuard
+from qwen_megakernel.engine.seat import Seat
 from qwen_megakernel.engine.text_path import HeadTrial, TextPath
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.prompt import Prompt
@@ -72,6 +73,7 @@ class SpeechSequence:
         self.pages: list[int] = []  # of keys and values, for all positions that it can need
         self._prompt_rows = 0
         self.deadline = 0.0  # for getting a slot
+        self.seat: Seat | None = None  # it is one of several utterances of somebody
         self.slot = NO_SLOT
         self.steady = False  # the vocoder is
         self.reference: list[Portion] = []  # what the vocoder has yet to hear of the reference recording

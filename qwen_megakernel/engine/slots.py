@@ -5,6 +5,9 @@ never lacks one, whoever comes later, and nobody who has a slot waits for anothe
 prompt, and frames up to its limit, or up to where the runaway guard ends it at the latest. While its text is open the
 guard cannot tell, so it has pages up to its limit. When the text is complete, those that it cannot need come back.
 A wait for pages is like one for a slot: first come, first served, up to `queue_timeout`.
+
+Who has a seat (seat.py) comes before strangers with its next utterances. Between two of them its slot is kept, so that
+no stranger's speech is in between. Not for ever, because its writer may have stalled.
 """
 
 from collections import deque
@@ -13,8 +16,11 @@ from collections.abc import Callable
 from qwen_megakernel.backend.interfaces import FrameDecoder
 from qwen_megakernel.backend.sizes import PAGE_POSITIONS
 from qwen_megakernel.engine.admission import Admission
+from qwen_megakernel.engine.seat import Seat
 from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence, State
 from qwen_megakernel.errors import EngineBusy
+
+_KEPT_S = 10.0  # a writer that is silent for longer than that has stopped speaking, or waits for a tool
 
 
 class Slots:
@@ -29,6 +35,7 @@ class Slots:
         self._new: list[SpeechSequence] = []  # of these, those that entered last
         self.waiting: deque[SpeechSequence] = deque()  # queued for one, first come, first served
         self.free: list[int] = []  # the slots' numbers
+        self.kept: list[Seat] = []  # each keeps one of these for its next utterance
         self.pages = 0  # in all; 0: slots share none
         self.free_pages: list[int] = []  # their numbers
 
@@ -41,11 +48,11 @@ class Slots:
 
     def available(self, sequence: SpeechSequence) -> bool:
         """Can this sequence get a slot? A listener at speed 2 needs the model's audio twice as fast."""
-        if not self.free or self._pages(sequence, sequence.longest) > len(self.free_pages):
+        returns = sequence.seat in self.kept
+        if len(self.free) + returns <= len(self.kept) or self._pages(sequence, sequence.longest) > len(self.free_pages):
             return False
-        return not self.running or (
-            sum([s.request.speed for s in (sequence, *self.running)]) <= self._admission.sustained
-        )
+        speeds = [s.request.speed for s in self.running] + [seat.speed for seat in self.kept]
+        return returns or not speeds or sum(speeds) + sequence.request.speed <= self._admission.sustained
 
     @property
     def new(self) -> list[SpeechSequence]:
@@ -76,12 +83,18 @@ class Slots:
 
     @property
     def seconds_to_deadline(self) -> float | None:
-        """Seconds until the first in the queue has waited too long; None: nobody waits."""
-        return max(0.0, self.waiting[0].deadline - self._clock()) if self.waiting else None
+        """Seconds until the first in the queue has waited too long, or a slot is no longer kept; None: nobody waits."""
+        if not self.waiting:
+            return None
+        return max(0.0, min([self.waiting[0].deadline, *(seat.until for seat in self.kept)]) - self._clock())
 
     def queue(self, sequence: SpeechSequence) -> None:
         """Queue a sequence whose prompt is built."""
-        if not sequence.result.settled:
+        if sequence.result.settled:
+            return
+        if sequence.seat and sequence.seat.entered:
+            self.waiting.appendleft(sequence)
+        else:
             self.waiting.append(sequence)
 
     def settle_cancelled(self) -> None:
@@ -92,6 +105,8 @@ class Slots:
 
     def assign(self) -> None:
         """Give slots to those that wait. End those that waited too long."""
+        if self.kept:
+            self.kept = [seat for seat in self.kept if not seat.left and seat.until > self._clock()]
         while self.waiting:
             sequence = self.waiting[0]
             available = self.available(sequence)
@@ -105,6 +120,9 @@ class Slots:
                 sequence.enter(self.free.pop(), [self.free_pages.pop() for _ in range(needed)])
                 self.running.append(sequence)
                 self._new.append(sequence)
+                if seat := sequence.seat:
+                    seat.entered = True
+                    self.kept = [other for other in self.kept if other is not seat]
             else:
                 self._admission.tally("timed_out")
                 why = f"no stream became free within {self._queue_timeout:g} s; try later or raise max_streams"
@@ -123,9 +141,12 @@ class Slots:
             self.free_pages += sequence.pages
             self.running.remove(sequence)
             sequence.forget()
+            if (seat := sequence.seat) and not seat.left:
+                seat.speed, seat.until = sequence.request.speed, self._clock() + _KEPT_S
+                self.kept.append(seat)
         return bool(ended)
 
     def clear(self) -> None:
         """The engine has ended: forget everybody."""
-        for sequences in (self.running, self._new, self.waiting):
-            sequences.clear()
+        for forgotten in (self.running, self._new, self.waiting, self.kept):
+            forgotten.clear()

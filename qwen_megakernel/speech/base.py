@@ -37,6 +37,12 @@ class BegunUtterance(Protocol):
     def result(self) -> Audio: ...
 
 
+class AnySeat(Protocol):
+    """What `SpeechEngine.seat` returns. `Seat` says what it does."""
+
+    def leave(self) -> None: ...
+
+
 class SpeechEngine(ABC):
     """Speaks with one checkpoint. `TTSEngine` lists the attributes."""
 
@@ -90,8 +96,18 @@ class SpeechEngine(ABC):
         request: SpeechRequest,
         on_chunk: Callable[[Chunk], None] | None = None,
         on_end: Callable[[], None] | None = None,
+        seat: AnySeat | None = None,
     ) -> BegunUtterance:
-        """See `TTSEngine.submit`, with a request of `request`."""
+        """As `TTSEngine.submit`, with a request of `request`. Text in pieces is spoken as it is, in the streaming
+        layout.
+
+        Args:
+            seat: of this engine, for several utterances, one after the other. Only the first one needs a free place.
+        """
+
+    @abstractmethod
+    def seat(self) -> AnySeat:
+        """A seat that has no place yet."""
 
     @abstractmethod
     def health(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, cast
 
 import torch
 
@@ -22,6 +22,7 @@ from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.input import Request
 from qwen_megakernel.engine.memory import Need, memory_of, pages_of_slot, shared_pages, told_of_memory
 from qwen_megakernel.engine.options import EngineArguments, EngineOptions
+from qwen_megakernel.engine.seat import Seat
 from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
@@ -30,7 +31,7 @@ from qwen_megakernel.errors import BackendError, RequestError, TextError, TextTo
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder, Tokens
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import TextTokenizer
-from qwen_megakernel.speech.base import SpeechEngine, whole_text
+from qwen_megakernel.speech.base import AnySeat, SpeechEngine, whole_text
 from qwen_megakernel.speech.mapping import Mapped, map_requests
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest, check_begun
@@ -198,6 +199,9 @@ class TTSEngine(SpeechEngine):
         """What the engine holds at this moment, for tests and for finding leaks."""
         return snapshot_of(self._core, self._prompts.kept_openings)
 
+    def seat(self) -> Seat:
+        return self._core.admission.seat()
+
     def count_retry(self) -> None:
         self._core.admission.tally("retries")
 
@@ -212,10 +216,14 @@ class TTSEngine(SpeechEngine):
         self._core.admission.check_open()
         request = self.request(**options)
         texts = spoken_texts(request.front_end, whole_text(text))
-        return joined([say_well(partial(self._say, one), request, self.count_retry) for one in texts])
+        seat = self.seat()
+        try:
+            return joined([say_well(partial(self._say, seat, one), request, self.count_retry) for one in texts])
+        finally:
+            seat.leave()
 
-    def _say(self, text: SpokenText, request: SpeechRequest) -> Audio:
-        utterance = self.begin(text, request)
+    def _say(self, seat: Seat, text: SpokenText, request: SpeechRequest) -> Audio:
+        utterance = self.begin(text, request, seat=seat)
         try:
             return utterance.result()
         finally:
@@ -292,10 +300,11 @@ class TTSEngine(SpeechEngine):
         request: SpeechRequest,
         on_chunk: Callable[[Chunk], None] | None = None,
         on_end: Callable[[], None] | None = None,
+        seat: AnySeat | None = None,
     ) -> Utterance:
-        """As `submit`, with a request of `request`. Text in pieces is spoken as it is, in the streaming layout."""
         arrived = time.monotonic()
-        self._core.admission.check()
+        kept = cast(Seat | None, seat)
+        self._core.admission.check(kept)
         check_begun(request)
         if not isinstance(text, str | SpokenText | None):
             raise TextError(f"text must be a string, got {type(text).__name__}")
@@ -305,6 +314,7 @@ class TTSEngine(SpeechEngine):
         with self._core.in_turn(None if text is None else str(text)):
             spoken = None if text is None else spoken_text(request.front_end, text)
             sequence = self._core.new_sequence(request.around(spoken or SpokenText()), on_chunk, on_end)
+            sequence.seat = kept
             # If this thread is interrupted from here on, an utterance with open text is dropped, which frees its place.
             utterance = Utterance(sequence, self._core, self)
             if spoken is None:

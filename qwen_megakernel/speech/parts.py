@@ -15,7 +15,7 @@ from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.errors import TextEndedError
 from qwen_megakernel.model.edges import silent_end_s
 from qwen_megakernel.model.turn_text import Turn
-from qwen_megakernel.speech.base import BegunUtterance, SpeechEngine
+from qwen_megakernel.speech.base import AnySeat, BegunUtterance, SpeechEngine
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.retries import next_attempt
 from spoken_text.cutting import check_unicode
@@ -57,9 +57,11 @@ class Parts:
         request: SpeechRequest,
         reading: Reading | None,
         receive: "weakref.WeakMethod[Callable[[Chunk | None], None]]",
+        seat: AnySeat,
     ):
         """
         Args:
+            seat: all parts have it.
             receive: called with each chunk, and with None at each part's end. Weak, because its object refers to this
                 one: without a cycle its memory is freed at once.
         """
@@ -67,6 +69,7 @@ class Parts:
         self._request = request
         self._reading = reading
         self._receive = receive
+        self._seat = seat
         self._turn: Turn | None = None  # of text that comes in pieces
         self._later: deque[_Part] = deque()
         self._current: SpokenText | None = None  # the current part, if its text came whole
@@ -112,7 +115,7 @@ class Parts:
         self._current, self._asked = text, request
         receive = self._receive()
         assert receive, "who calls this has it"
-        self.utterance = self._engine.begin(text, request, receive, partial(receive, None))
+        self.utterance = self._engine.begin(text, request, receive, partial(receive, None), self._seat)
         if self._cancelled:  # `cancel` came before the utterance existed
             self.utterance.cancel()
         return self.utterance

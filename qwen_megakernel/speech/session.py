@@ -22,7 +22,7 @@ from functools import partial
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.callbacks import returns_at_once
 from qwen_megakernel.errors import EngineBusy, NoWordsError, RequestError, TextEndedError, TTSError
-from qwen_megakernel.speech.base import BegunUtterance, SpeechEngine
+from qwen_megakernel.speech.base import AnySeat, BegunUtterance, SpeechEngine
 from qwen_megakernel.speech.events import Began, Ended, Event, Sound, Words
 from qwen_megakernel.speech.measured_words import MeasuredWords
 from qwen_megakernel.speech.parts import CUT, Parts
@@ -66,6 +66,7 @@ class SpeechSession:
         rate: SpeechRate | None = None,
         words_at_end: bool = False,
         patient: bool = False,
+        seat: AnySeat | None = None,
     ):
         """
         Args:
@@ -77,6 +78,7 @@ class SpeechSession:
             rate: the voice's, to tell words and their times; None: no words are told.
             words_at_end: tell all words once everything was made.
             patient: wait for a slot, however long it takes. Only for text that is whole.
+            seat: of this engine, shared with the sessions before and behind this one. None: one of its own.
         """
         self._engine = engine
         self._executor = executor
@@ -98,7 +100,10 @@ class SpeechSession:
         self._refused: Exception | None = None  # why the text could not go on
         self._wordless: NoWordsError | None = None  # the text came whole and has nothing to speak
         self._stalls = StallWatch(self._loop, weakref.WeakMethod(self._stalled))
-        self._parts = Parts(engine, request, reading, weakref.WeakMethod(self._receive))
+        self._seat = engine.seat()
+        if not seat:
+            weakref.finalize(self, self._seat.leave).atexit = False  # it may be dropped before its end
+        self._parts = Parts(engine, request, reading, weakref.WeakMethod(self._receive), seat or self._seat)
         self._lock = asyncio.Lock()  # held from one piece of text to its end, so that pieces keep their order
         self._news = asyncio.Event()  # text has come, or its end, or a cancel
         self._cancelled = False  # no part will follow
@@ -309,6 +314,7 @@ class SpeechSession:
         self._stalls.stop()
         self._news.set()
         self._parts.cancel()
+        self._seat.leave()
 
     async def close(self) -> None:
         """Cancel what still runs, and wait for the task of `feed`."""
@@ -357,6 +363,7 @@ class SpeechSession:
             raise
         finally:  # an error holds this frame, which holds the session
             self._refused = self._wordless = None
+            self._seat.leave()
         audio = self.audio
         cut = None
         if audio.finish_reason == "length" and not self._request.capped:

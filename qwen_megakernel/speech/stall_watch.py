@@ -7,7 +7,8 @@ from collections.abc import Callable
 from spoken_text.sentence import LONGEST_END, STALL_S, ends_sentence
 
 LONG_STALL_S = 5.0
-"""Seconds without text after which a writer within a sentence counts as stalled. The slot is then free for others."""
+"""Seconds without text after which a writer within a sentence counts as stalled. After the part's end its slot is kept
+for a while (engine/slots.py), and then free for others."""
 LOW_LEAD_S = 0.5
 """Seconds of audio that a listener still has when a stalled part is ended. A CPU at a real-time factor of 0.5 makes its
 next chunk, of 0.64 s at most, in that time."""

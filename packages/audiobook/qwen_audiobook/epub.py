@@ -1,30 +1,58 @@
 """EPUB: a ZIP archive of XHTML pages. A package file (OPF) tells their order.
 
-ebooklib would read it, but has a licence (AGPL) that ours does not allow.
+ebooklib would read it, but has a licence (AGPL) that ours does not allow. Others hand out pages as they are, and the
+work is in the pages.
 """
 
 import re
 import xml.etree.ElementTree as ET
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from posixpath import normpath
-from typing import IO
+from typing import IO, NamedTuple, TypeVar
 from xml.parsers import expat
 
 from qwen_audiobook.lines import Line
 from qwen_audiobook.text_bytes import decoded, not_text
-from qwen_audiobook.xhtml import contents_of, lines_of, path_of
+from qwen_audiobook.xhtml import EntitiesDeclared, contents_of, page_of, path_of
 from qwen_megakernel.errors import RequestError
 
 MOST_BYTES = 50_000_000  # of all pages together, unpacked: a hundred long novels
 MOST_FILES = 10_000  # and pages in the order
 
 _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
-_PAGES = ("application/xhtml+xml", "text/html", "application/xml", "text/x-oeb1-document")
+_PAGES = ("application/xhtml+xml", "text/html", "application/xml", "text/x-oeb1-document", "image/svg+xml")
 _FONTS = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC")  # ways to garble fonts: no DRM
 _ENCODING = re.compile(rb"""(?:<\?xml[^>]*\sencoding|<meta[^>]*\bcharset)\s*=\s*["']?([\w.-]+)""")
-_ENTITIES = re.compile(r"<!DOCTYPE[^>\[]*\[(?:(?!\]\s*>).)*<!ENTITY", re.I | re.S)
+_T = TypeVar("_T")
+_DC = "{http://purl.org/dc/elements/1.1/}"
+
+
+@dataclass
+class Told:
+    """An EPUB's text, and what it tells about itself."""
+
+    lines: list[Line]  # with the beginnings of chapters by contents and by headings
+    tags: dict[str, str] = field(default_factory=dict)  # "title", "author" and "language"
+    cover: bytes | None = None  # the picture, as a file
+    warnings: list[str] = field(default_factory=list)  # of what is not read
+
+
+class _Item(NamedTuple):
+    """An entry of the manifest."""
+
+    href: str
+    kind: str  # its media type
+    properties: list[str]
+    fallback: str  # the id of what stands for it
+
+
+class _Page(NamedTuple):
+    path: str
+    is_aside: bool  # it is not in the reading order
+    is_navigation: bool
 
 
 class Epub:
@@ -49,31 +77,57 @@ class Epub:
     def __exit__(self, *_error: object) -> None:
         self._zip.close()
 
-    def read(self) -> tuple[dict[str, str], Iterator[Line]]:
-        """What the package file tells about the book ("title", "author", "language"), and the lines of its pages.
-
-        Raises:
-            RequestError: it is no EPUB, is locked or broken, or passes a limit; for pages when they are read.
-        """
+    def read(self) -> Told:
+        """Read the book. Raises RequestError: it is no EPUB, is locked or broken, has no text, or passes a limit."""
         opf = self._opf()
         package = self._xml(opf)
-        metadata = package.find("{*}metadata")
-        items: dict[str, tuple[str, str, str]] = {}  # path, media type, properties
-        for item in package.findall("{*}manifest/{*}item"):
-            kind = (item.get("media-type") or "").lower()
-            items[item.get("id", "")] = item.get("href", ""), kind, item.get("properties") or ""
-        spine, order = package.find("{*}spine"), []
-        for reference in [] if spine is None else spine.findall("{*}itemref"):
-            href, kind, properties = items.get(reference.get("idref", ""), ("", "", ""))
-            if href and kind in _PAGES and "nav" not in properties.split():
-                order.append((self._inside(opf, href), reference.get("linear") == "no"))
-        if not order:
+        items = {
+            item.get("id", ""): _Item(
+                item.get("href", ""),
+                (item.get("media-type") or "").lower(),
+                (item.get("properties") or "").split(),
+                item.get("fallback", ""),
+            )
+            for item in package.findall("{*}manifest/{*}item")
+        }
+        told = Told([], _tags(package.find("{*}metadata")))
+        spine = package.find("{*}spine")
+        references = [] if spine is None else spine.findall("{*}itemref")
+        if len(references) > MOST_FILES:
+            count = f"it lists {len(references)} pages, more than {MOST_FILES}"
+            raise RequestError(f"{self._where}: {count}; split the book")
+        pages, pictures = [], 0
+        for reference in references:
+            item = _readable(items, reference.get("idref", ""))
+            if item and item.kind in _PAGES:
+                path = self._inside(opf, item.href)
+                pages.append(_Page(path, reference.get("linear") == "no", "nav" in item.properties))
+            elif item and item.kind.startswith("image/"):
+                pictures += 1
+            elif item:
+                told.warnings.append(f"{item.href} is no page ({item.kind or 'no media type'}), so it is not read")
+            else:
+                told.warnings.append(f"the page {reference.get('idref', '')!r} is in the order, but not in the book")
+        if not pages and not pictures:
             raise RequestError(f"{self._where}: its package file {opf} lists no pages; export the book again")
-        if len(order) > MOST_FILES:
-            raise RequestError(f"{self._where}: it lists {len(order)} pages, more than {MOST_FILES}; split the book")
-        self._refuse_locked({page for page, _ in order})
-        toc = "" if spine is None else spine.get("toc", "")
-        return _told(metadata), self._lines(order, self._marks(opf, items, toc))
+        self._refuse_locked({page.path for page in pages})
+        contents = self._contents(opf, items, "" if spine is None else spine.get("toc", ""))
+        guide = [(opf, one.get("href", ""), one.get("type", "")) for one in package.findall("{*}guide/{*}reference")]
+        told.lines = self._lines(pages, _by_page(contents.entries), _by_page(contents.landmarks + guide), told.warnings)
+        if not any(line.text for line in told.lines):
+            count = f"{len(pages) + pictures} pages have no text, only pictures"
+            raise RequestError(f"{self._where}: its {count}; recognise their text first, such as with tesseract")
+        told.cover = self._cover(opf, package, items)
+        return told
+
+    @property
+    def is_word(self) -> bool:
+        """It is no EPUB, but a Word document. Raises RequestError: it is too long."""
+        if "word/document.xml" not in self._names:
+            return False
+        if sum(one.file_size for one in self._zip.infolist() if one.filename.endswith(".xml")) > MOST_BYTES:
+            raise RequestError(f"{self._where}: its text is longer than {MOST_BYTES // 10**6} MB; split the book")
+        return True
 
     def _opf(self) -> str:
         """The package file's name."""
@@ -87,8 +141,6 @@ class Epub:
 
     def _other_kind(self) -> tuple[str, str]:
         how = "save it as plain text (UTF-8) in a word processor"
-        if "word/document.xml" in self._names:
-            return "a Word document (DOCX)", how
         if "content.xml" in self._names:
             return "an OpenDocument file (ODT)", how
         if "[Content_Types].xml" in self._names:
@@ -112,36 +164,58 @@ class Epub:
                 why = f"it is locked by DRM ({_ENCRYPTION}), so nobody but its own reader can open its pages"
                 raise RequestError(f"{self._where}: {why}; get the book without DRM")
 
-    def _marks(self, opf: str, items: dict[str, tuple[str, str, str]], toc: str) -> dict[str, dict[str, str]]:
-        """Where the table of contents says that chapters begin: page -> id or "" -> title."""
-        entries: list[tuple[str, str]] = []
-        page = ""
-        navigation = [href for href, _, properties in items.values() if "nav" in properties.split()]
+    def _contents(self, opf: str, items: dict[str, _Item], toc: str) -> "_Contents":
+        """What the navigation document says, or an older book's NCX."""
+        page, entries, landmarks = "", [], []
+        navigation = [item.href for item in items.values() if "nav" in item.properties]
         if navigation and (page := self._inside(opf, navigation[0])) in self._names:
-            entries = contents_of(self._page(page))
-        ncx = [items[toc][0]] if toc in items else []
-        ncx += [href for href, kind, _ in items.values() if kind == "application/x-dtbncx+xml"]
+            found = self._unrefused(page, lambda: contents_of(self._page(page)))
+            entries, landmarks = found.entries, [(page, target, kind) for target, kind in found.landmarks]
+        ncx = [items[toc].href] if toc in items else []
+        ncx += [item.href for item in items.values() if item.kind == "application/x-dtbncx+xml"]
         if not entries and ncx and (page := self._inside(opf, ncx[0])) in self._names:
-            tree = self._xml(page)
-            for point in [*tree.findall("{*}navMap/{*}navPoint"), *tree.findall("{*}navMap/{*}navPoint/{*}navPoint")]:
-                content, label = point.find("{*}content"), point.find("{*}navLabel/{*}text")
-                if content is not None and label is not None:
-                    entries.append((content.get("src", ""), " ".join("".join(label.itertext()).split())))
-        marks: dict[str, dict[str, str]] = {}
-        for target, title in entries:
-            path, fragment = path_of(page, target)
-            if title:
-                marks.setdefault(path, {}).setdefault(fragment, title)
-        return marks
+            entries = list(_points(self._xml(page).find("{*}navMap")))
+        pages: set[str] = set()
+        chapters = []
+        for target, title, level in entries:
+            path, _ = path_of(page, target)
+            if level < 2 or path not in pages:  # deeper entries are sections, unless they have pages of their own
+                chapters.append((page, target, title))
+            pages.add(path)
+        return _Contents(chapters, landmarks)
 
-    def _lines(self, order: list[tuple[str, bool]], marks: dict[str, dict[str, str]]) -> Iterator[Line]:
-        for page, is_aside in order:
-            lines = lines_of(self._page(page), page, marks.get(page, {}))
-            if lines is None:
-                raise RequestError(f"{self._where}: {page} is not XHTML; export the book again")
-            yield Line("", 1, file=page)
+    def _lines(
+        self,
+        pages: list[_Page],
+        marks: dict[str, dict[str, str]],
+        matter: dict[str, dict[str, str]],
+        warnings: list[str],
+    ) -> list[Line]:
+        lines: list[Line] = []
+        for path, is_aside, is_navigation in pages:
+            kinds = matter.get(path, {}) | ({"": "toc"} if is_navigation else {})
+            text = self._page(path)
+            page = self._unrefused(path, lambda: page_of(text, path, marks.get(path, {}), kinds))  # noqa: B023
+            if page is None:
+                raise RequestError(f"{self._where}: {path} is not XHTML; export the book again")
+            for target in page.embedded:
+                warnings.append(f"{path} shows {target} in a frame, which is not read")
+            lines.append(Line("", 1, file=path))
             # Pages beside the order hold footnotes, pictures and advertisements.
-            yield from (line for line in lines if not is_aside or line.note is not None)
+            heard = [line for line in page.lines if not is_aside or line.note is not None]
+            if is_aside and any(line.text and line.note is None and not line.matter for line in page.lines):
+                warnings.append(f"{path} stands beside the order, so only its footnotes are read")
+            lines += heard
+        return lines
+
+    def _cover(self, opf: str, package: ET.Element, items: dict[str, _Item]) -> bytes | None:
+        """The picture of the cover, if there is one and it is intact."""
+        named = {one.get("content", "") for one in package.findall("{*}metadata/{*}meta") if one.get("name") == "cover"}
+        for name, item in items.items():
+            if "cover-image" in item.properties or name in named and item.kind.startswith("image/"):
+                path = self._inside(opf, item.href)
+                return self._data(path) if path in self._names else None
+        return None
 
     def _page(self, name: str) -> str:
         data = self._data(name)
@@ -152,10 +226,13 @@ class Epub:
                 text = data.decode(found[1].decode())
             except (LookupError, UnicodeDecodeError):
                 text = ""
-        text = text or decoded(data, f"{self._where}, {name}")[0]
-        if _ENTITIES.search(text[:10_000]):
-            raise self._refused_entities(name)
-        return text
+        return text or decoded(data, f"{self._where}, {name}")[0]
+
+    def _unrefused(self, name: str, read: Callable[[], _T]) -> _T:
+        try:
+            return read()
+        except EntitiesDeclared:
+            raise self._refused_entities(name) from None
 
     def _xml(self, name: str) -> ET.Element:
         """A file's tree. Declared entities are refused before any is read: they can grow without end, or name files."""
@@ -194,16 +271,57 @@ class Epub:
         return data
 
 
-def _told(metadata: ET.Element | None) -> dict[str, str]:
-    """What the metadata tell: "title", "author" and "language"."""
+class _Contents(NamedTuple):
+    """Each entry is the page that it stands in, its target, and a title or a landmark's kind."""
+
+    entries: list[tuple[str, str, str]]
+    landmarks: list[tuple[str, str, str]]
+
+
+def _points(parent: ET.Element | None, level: int = 0) -> Iterator[tuple[str, str, int]]:
+    """Target, title and level of each entry of an NCX. Deeper ones than any book has are left out."""
+    for point in parent.findall("{*}navPoint") if parent is not None and level < 20 else ():
+        content, label = point.find("{*}content"), point.find("{*}navLabel/{*}text")
+        if content is not None and label is not None:
+            yield content.get("src", ""), " ".join("".join(label.itertext()).split()), level
+        yield from _points(point, level + 1)
+
+
+def _by_page(entries: list[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
+    """Page -> id, or "" for the page's beginning -> title or kind."""
+    marks: dict[str, dict[str, str]] = {}
+    for page, target, name in entries:
+        path, fragment = path_of(page, target)
+        if name:
+            marks.setdefault(path, {}).setdefault(fragment, name)
+    return marks
+
+
+def _readable(items: dict[str, _Item], name: str) -> _Item | None:
+    """The item, or the first of those that stand for it which is a page; None: there is no such item."""
+    first = items.get(name)
+    seen: set[str] = set()
+    while (item := items.get(name)) and item.href and item.kind not in _PAGES and name not in seen:
+        seen.add(name)
+        name = item.fallback
+    return item if item and item.href and item.kind in _PAGES else first
+
+
+def _tags(metadata: ET.Element | None) -> dict[str, str]:
+    """What the metadata tell: "title", "author" and "language". Translators and others with a role are no authors."""
     told: dict[str, str] = {}
     if metadata is None:
         return told
+    refined = {one.get("refines"): one for one in metadata.findall("{*}meta") if one.get("property") == "role"}
     for name, element in (("title", "title"), ("author", "creator"), ("language", "language")):
-        found = list(metadata.iter(f"{{http://purl.org/dc/elements/1.1/}}{element}"))
-        if element == "creator":
-            role = "{http://www.idpf.org/2007/opf}role"
-            found = [one for one in found if one.get(role) == "aut"] or found
+        found = list(metadata.iter(_DC + element))
+        if name == "author":
+            roles = {}
+            for one in found:
+                more = refined.get(f"#{one.get('id')}")
+                role = one.get("{http://www.idpf.org/2007/opf}role") or (more is not None and more.text) or ""
+                roles[one] = role.strip().lower()
+            found = [one for one in found if roles[one] == "aut"] or [one for one in found if not roles[one]]
         texts = [" ".join("".join(one.itertext()).split())[:1000] for one in found]
         texts = [text for text in texts if text]
         if texts:

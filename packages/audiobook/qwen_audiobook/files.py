@@ -88,12 +88,13 @@ class BookFiles:
     """A context manager that writes files. Each file appears at its place once it is whole. If the `with` block fails,
     the unfinished file is deleted; files that are whole stay."""
 
-    def __init__(self, places: Sequence[Place], rate: int, *, keep_partial: bool):
-        """`places`: one, or one per chapter. `rate`: sample rate in Hz. `keep_partial`: see `SpeechFile`. Subtitles are
-        kept only with whole files."""
+    def __init__(self, places: Sequence[Place], rate: int, *, keep_partial: bool, cover: bytes | None = None):
+        """`places`: one, or one per chapter. `rate`: sample rate in Hz. `keep_partial`, `cover`: see `SpeechFile`.
+        Subtitles are kept only with whole files."""
         self._places = places
         self._rate = rate
         self._keep_partial = keep_partial
+        self._cover = cover
         self._number = 0  # of the current place
         self._begun = False  # a chapter
         self._stack = ExitStack()
@@ -143,7 +144,8 @@ class BookFiles:
     def _open(self) -> None:
         place = self._places[self._number]
         if place.path != "-":
-            file = SpeechFile(place.path, self._rate, keep_partial=self._keep_partial, tags=place.tags)
+            keep, cover = self._keep_partial, self._cover
+            file = SpeechFile(place.path, self._rate, keep_partial=keep, tags=place.tags, cover=cover)
             self._file = self._stack.enter_context(file)
 
     def _finish(self) -> None:
@@ -151,4 +153,3 @@ class BookFiles:
         place = self._places[self._number]
         if place.subtitles is not None:
             write_subtitles(place.subtitles, place.cues)
-        place.cues = []

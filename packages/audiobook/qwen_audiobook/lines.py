@@ -6,11 +6,22 @@ from dataclasses import dataclass, field, replace
 
 from qwen_megakernel.commands import pieces
 from qwen_megakernel.commands.pieces import HEADING, fence_behind, written_lines
+from spoken_text.stage import has_words
 
 FOOTNOTES = ("none", "end")  # whether footnotes are left out, or read at their chapter's end
+MATTER = ("main", "all")  # whether front and back matter is left out, or read
 
 _NOTE = re.compile(r" {0,3}\[\^([^\]\s]{1,100})\]:[ \t]*(.*)")
 _SIGN = re.compile(r"\[\^([^\]\s]{1,100})\]")
+_UNDERLINE = re.compile(r" {0,3}(?:={2,}|-{2,})[ \t]*")
+_TITLE = re.compile(r".{1,80}[^.!?…,;:\"'”’»]")  # prose above "---" ends a scene
+_ITEM = re.compile(r"\s*(?:[-*+>|\[]|\d+[.)])|\s{4}")  # of a list, a quote, a table, a speaker, or code
+_OTHERS = re.compile(r"[|>`$\\{}<]")
+_HIDDEN = re.compile(
+    r"^ {0,3}(`{3,})[^`\n]*\n.*?(?:^ {0,3}\1`*[ \t]*$|\Z)|`[^`\n]+`|<!--(?:(?!<!--).)*?-->"
+    r"|!\[[^\[\]\n]{0,1000}\](?:\([^()\n]{0,2000}(?:\([^()\n]{0,200}\)[^()\n]{0,200})?\)|\[[^\[\]\n]{0,200}\])",
+    re.M | re.S,
+)
 _GOES_ON = re.compile(r"[ \t]+\S")
 _GOES_ON_AFTER_BLANK = re.compile(r"(?: {4}| {0,3}\t)[ \t]*\S")
 
@@ -23,18 +34,55 @@ class Line(pieces.Line):
     note: str | None = None  # the footnote that it is part of
     refers: tuple[str, ...] = ()  # to these footnotes
     file: str = ""  # within an EPUB
+    is_scene: bool = False  # a scene ends here, and the line says nothing
+    matter: str = ""  # what it belongs to that few listeners want to hear, such as "colophon"
 
 
 @dataclass(frozen=True)
 class Markdown:
     """The lines of a text with Markdown's headings, code fences and footnotes, `[^1]: text`. A footnote goes on in
-    indented lines. The lines are made anew each time, so that they take no memory."""
+    indented lines. Comments and images are left out. A line of signs ends a scene. The lines are made anew each time,
+    so that they take no memory."""
 
     text: str
     first: int = 1  # the number of the text's first line
 
     def __iter__(self) -> Iterator[Line]:
-        return _markdown(written_lines(self.text), self.first)
+        text = _HIDDEN.sub(_without_hidden, self.text) if "<!--" in self.text or "![" in self.text else self.text
+        return _with_underlined(_markdown(written_lines(text), self.first))
+
+
+def _without_hidden(found: re.Match[str]) -> str:
+    """A comment's or an image's line ends, so that lines keep their numbers. Code stays as it is."""
+    return "\n" * found[0].count("\n") if found[0].startswith(("<", "!")) else found[0]
+
+
+def _with_underlined(lines: Iterable[Line]) -> Iterator[Line]:
+    """A paragraph of one line with "===" or "---" below it is a heading. Without it such a line ends a scene."""
+    held: Line | None = None  # a paragraph's first line
+    begins = True  # does a paragraph begin?
+    for line in lines:
+        signs = line.text.strip()
+        if held and _UNDERLINE.fullmatch(line.text) and (signs[0] == "=" or _TITLE.fullmatch(held.text)):
+            yield replace(held, text=held.text.strip(), level=1 if signs[0] == "=" else 2)
+            held, begins = None, True
+            continue
+        if held:
+            yield held
+        if _is_scene(line):
+            line = replace(line, text="", is_scene=True)
+        plain = bool(line.text) and not (line.level or line.is_code or line.note) and not _ITEM.match(line.text)
+        held, begins = line if plain and begins else None, bool(line.level) or not line.text.strip()
+        if not held:
+            yield line
+    if held:
+        yield held
+
+
+def _is_scene(line: Line) -> bool:
+    """Does the line have signs and no words? Signs of tables, quotes, code and formulas are others'."""
+    text = line.text
+    return bool(text.strip()) and not (has_words(text) or line.is_code or line.level or _OTHERS.search(text))
 
 
 def _markdown(lines: Iterable[str], first: int) -> Iterator[Line]:

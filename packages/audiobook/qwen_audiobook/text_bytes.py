@@ -13,7 +13,6 @@ _UNPACK = "unpack it, and name the text file in it"
 _SAVE = "save it as plain text (UTF-8) in a word processor"
 _NAME = "name a file with text"
 _KINDS = (
-    (rb"%PDF-", "a PDF", "turn it into text first, such as with pdftotext"),
     (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Office document (DOC)", _SAVE),
     (rb"\{\\rtf", "a rich text document (RTF)", _SAVE),
     (rb".{60}BOOKMOBI", "a Kindle book (MOBI)", _CONVERT),

@@ -4,12 +4,12 @@ amount, with its sign, scale, currency and both ends of a range, or none of it."
 from decimal import Decimal
 
 from spoken_text.rule import DASH, DASHES, Found, Kept, Rules, ends_of, initials, keep
-from spoken_text.spoken import Spoken, gender_of, plain
+from spoken_text.spoken import SMALL_CODES, Spoken, gender_of, plain
 from spoken_text.tables import shared_words, table_of
 
 _ONLY_MONEY, DOTTED, _SCORE = map(shared_words, ("only_money", "dotted_units", "score"))
-CODES = shared_words("currency_codes")
-SIGN = r"(?:US|AU?|CA?|HK|NZ|NT|S|MX|R)\$|CN¥|[$€£¥￥₽₩₹₺₴]"
+CODES = shared_words("currency_codes") | SMALL_CODES
+SIGN = r"Rs\.?|(?:US|AU?|CA?|HK|NZ|NT|S|MX|R)\$|CN¥|[$€£¥￥₽₩₹₺₴₪₫฿₱]"
 SIGN_BEHIND = r"zł|Kč|kr\b\.?|руб\b\.?|р\b\.?|долл\b\.?"
 """These stand only behind an amount."""
 
@@ -32,7 +32,7 @@ def money(spoken: Spoken, rule: Rules) -> None:
         behind = behind.replace(r"\b)", ")") if spoken.code == "ko" else behind
     number = spoken.pattern
     if spoken.decimal == ".":
-        number = rf"\d+,\d\d(?![.,]?\d)|\.\d\d?(?!\d)|{number}"  # €5,50 and $.50
+        number = rf"\d+,\d\d(?![.,]?\d)|\.\d{{1,5}}(?!\d)|{number}"  # €5,50 and $.50
     begins, ends, letters = r"(?<![\w.,])", r"(?![\d]|[.,]\d)", _TAIL if spoken.joined else r"(?!\w)"
 
     def ranged(
@@ -66,7 +66,7 @@ def money(spoken: Spoken, rule: Rules) -> None:
     rule(INITIALS, written, lambda f: single(f, f[2], f[3], f[4]))
     # An amount with a letter, a third decimal mark or a chain of dashes behind it may be anything.
     odd = r"(?:[\d.,]{0,30}[A-Za-zÀ-ɏЀ-ӿ]\w{0,30}|\d{0,30}[.,][\d.,]{0,30}\d)"
-    rule("$€£¥￥₽₩₹₺₴", rf"(?<![\w])(?:{SIGN}) ?\d{odd}", keep)
+    rule("$€£¥￥₽₩₹₺₴₪₫฿₱", rf"(?<![\w])(?:{SIGN}) ?\d{odd}", keep)
     within = r"(?<![\w.,])(\d{1,6}) ?([€$£])(\d\d)(?![\w]|[.,]\d)"
     rule("$€£", within, lambda f: spoken.money(f"{f[1]}.{f[3]}", f[2]) if spoken.decimal == "," else keep(f))
     rule(INITIALS, rf"(?<![\w.,])([-−])?({number}){scale} ?{behind}{letters}", lambda f: single(f, f[4], f[2], f[3]))
@@ -80,11 +80,15 @@ def scaled(spoken: Spoken, rule: Rules) -> None:
         glued, after = written + name in found[0], found.after
         if spoken.code == "fr" and name in ("M", "Md") and after.startswith(("d'", "d’", "de")):
             return True
+        if name == "m" and after in spoken.table("coins"):
+            return True
         if spoken.code == "en" and name in ("K", "k", "M", "B") and glued:
             value = spoken.value(written)
             if value == "401" or (name == "K" and value in ("2", "4", "8")):
                 return False
             crowd = after.lower() in spoken.words("crowd")
+            if after.lower() in spoken.words("sounds"):
+                return False
             return name == "k" or "." in value or crowd or (name == "K" and float(value) >= 12)
         return (name == "k" and glued) or name not in _ONLY_MONEY
 
@@ -137,11 +141,11 @@ def units(spoken: Spoken, rule: Rules) -> None:
 
     def single(found: Found) -> str | None:
         unit = found[3].rstrip(".")
-        forms = spoken.units.get(unit) if not found[1] else None
+        forms = spoken.units.get(unit) if not found[1] or spoken.code == "ru" else None
         said = forms and spoken.measured(found, spoken.value(found[2]), plain(forms), gender_of(forms))
         if isinstance(said, Kept):
             return said
-        said = said or counted(found[2], unit, found[1])
+        said = spoken.below_zero(found[1]) + said if said else counted(found[2], unit, found[1])
         return said and said + found.stop(found[3], spoken.code == "de")
 
     ends = r"(?<!%)(?![A-Za-z0-9_À-ɏЀ-ӿ²³]|/[A-Za-z0-9])|(?<=%)" if spoken.joined else r"(?![\w²³/])"
@@ -159,7 +163,7 @@ def ranges(spoken: Spoken, rule: Rules) -> None:
     def said(found: Found) -> str | None:
         first, last, before = spoken.value(found[1]), spoken.value(found[3]), found.before
         rises = Decimal(first) < Decimal(last) and "0" not in (first[0], last[0])
-        if found[2] in "-−" and (not rises or before.strip(".,:") in _SCORE):
+        if found[2] in "-−" and (not rises or before.strip(".,:") in _SCORE and not spoken.is_counted(found)):
             return None
         if before in spoken.words("genitive") and (case := spoken.range_at(found, found[1], found[3])):
             return case

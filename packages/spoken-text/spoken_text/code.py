@@ -8,7 +8,7 @@ _ENDING = "|".join(table_of("shared")["file_endings"].split())
 _STEM = r"[\w@+~-]+(?:\.[\w@+~-]+)*"
 _FOLDERS = r"(?:[A-Za-z]:[\\/]|~/|\.{1,2}/|/)?(?:[\w@.+~-]+[\\/])*"
 _FILE = re.compile(rf"{_FOLDERS}(?:{_STEM}\.(?:{_ENDING})|\.[a-z][\w.-]+)(?::\d+)*", re.I)
-_SHORT = re.compile(r".\.[ch]", re.I)  # "a.C." is an abbreviation
+_SHORT = re.compile(r"(?:.\.)+[a-z]|deg\.[cf]", re.I)  # "a.C." is an abbreviation
 _PATH = re.compile(r"(?:[A-Za-z]:[\\/]|~/|\.{1,2}/|/)[\w@+~-][\w@.+~-]*(?:[\\/][\w@.+~-]+)*[\\/]?")
 _CALL = re.compile(r"([A-Za-z_][\w.:]*)\(\)")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")

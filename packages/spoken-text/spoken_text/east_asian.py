@@ -2,6 +2,7 @@
 
 import re
 
+from spoken_text.european import number_of
 from spoken_text.rule import DASHES, HOUR, MINUTE, SUPERSCRIPTS, Found, Kept, Rules, keep
 from spoken_text.spoken import Spoken
 
@@ -36,6 +37,17 @@ class EastAsian(Spoken):
         zero = self.zero_of if int(minute) < 10 else ""
         return f"{said}{zero}{self.cardinal(str(int(minute)))}{minutes}"
 
+    def exact_time(self, hour: str, minute: str, second: str) -> str:
+        """A time with its seconds."""
+        _, minutes, seconds = self._data["clock_marks"]
+        said = self.at_time(hour, minute)
+        if second == "00":
+            return said
+        if minute == "00":
+            said += f"{self.blank}{self.cardinal('0')}{minutes.strip()}"
+        zero = self.zero_of if second[0] == "0" else ""
+        return f"{said}{self.blank}{zero}{self.cardinal(str(int(second)))}{seconds}"
+
     own = Spoken.no_rules  # what only one of these languages writes
 
     def first(self, rule: Rules) -> None:
@@ -51,7 +63,18 @@ class EastAsian(Spoken):
         self._days(rule)
         self._maths(rule)
 
+    def is_roman(self, word: str) -> bool:
+        return number_of(word) > 0
+
     def _names(self, rule: Rules) -> None:
+        rule("0", r"(?<=제)0+(?=[1-9])|^0+(?=[1-9])", lambda f: "" if f.head or f.ahead.endswith("第") else None)
+
+        @rule("IVX", r"^([IVX]{1,8})$|(?<=제)([IVX]{1,8})(?=[장부권편절])")
+        def chapter(found: Found) -> str | None:
+            value = number_of(found[0])
+            return self.cardinal(str(value)) if value and (found[2] or found.ahead.endswith("第")) else None
+
+        rule("/", r"(?<![\w./])24/7(?![\w/])", keep)
         rule("nrst", r"(?<![\w.,])\d+(?:st|nd|rd|th)(?![A-Za-z])", keep)
         rule(".x", r"(?<![\w])[Nn][Oo]\.\d+(?![\d.])|(?<!\w)0x[0-9A-Fa-f]{1,16}(?!\w)", keep)
         rule("/", r"(?<![\w./])\d\d/\d\d/\d\d(?![\w/])", keep)
@@ -84,23 +107,18 @@ class EastAsian(Spoken):
         halves = self._data["am_pm"]
         clock = rf"(?<![\w:.,-])(0?[1-9]|1[0-2])(?:[:：]{MINUTE})? ?([AaPp])(?:\.[Mm]\.|[Mm])(?![A-Za-z])"
         rule(".Mm", clock, lambda f: f"{halves[f[3] in 'pP']}{self.at_time(f[1], f[2] or '0')}")
+        exact = rf"(?<![\w:.,-])(0?[1-9]|1[0-2])[:：]{MINUTE}[:：]{MINUTE} ?([AaPp])(?:\.[Mm]\.|[Mm])(?![A-Za-z])"
+        rule(":：", exact, lambda f: f"{halves[f[4] in 'pP']}{self.exact_time(f[1], f[2], f[3])}")
 
     def _times(self, rule: Rules) -> None:
         """With two digits of hours 14:30:05 is a time of day, with one it lasts. 78:96 is a score."""
-        _, minutes, seconds = self._data["clock_marks"]
 
         @rule(":：", rf"(?<![\w.,:/-]){HOUR}([:：]){MINUTE}\2{MINUTE}(?![\w:/]|[.,]\d)")
         def clock(found: Found) -> str | None:
             hour, minute, second = found[1], found[3], found[4]
             if len(hour) == 1 and not _AT.search(found.ahead):
                 return None
-            said = self.at_time(hour, minute)
-            if second == "00":
-                return said
-            if minute == "00":
-                said += f"{self.blank}{self.cardinal('0')}{minutes.strip()}"
-            zero = self.zero_of if second[0] == "0" else ""
-            return f"{said}{self.blank}{zero}{self.cardinal(str(int(second)))}{seconds}"
+            return self.exact_time(hour, minute, second)
 
         score = r"(?<![\w.,:：/-])([1-9]\d{0,2})[:：]([1-9]\d)(?![\w:：/]|-\d|[.,]\d)"
         rule(":：", score, lambda f: self.ratio(f) if int(f[1]) > 24 or int(f[2]) > 59 else None)
@@ -127,17 +145,23 @@ class EastAsian(Spoken):
             top, bottom, minus = int(found[2]), int(found[3]), self.minus if found[1] else ""
             left, right = found.ahead, found.behind.lstrip()[:1]
             is_day = top <= 12 and 0 < bottom <= 31 and not minus
-            if is_day and (bottom > 10 or top >= bottom) and right and right in self.behind_day:
+            marked = (bottom > 10 or top >= bottom) and right and right in self.behind_day
+            of_whole = measured.search(left)
+            marked = marked or (bottom > 12 and right in ("是", "は", "은", "는"))  # 12/25 is Christmas
+            if is_day and (marked or (top >= bottom and not of_whole)):
                 return self.on_date("", top, found[3])
-            if _DATED.search(left) or top >= bottom:
+            if _DATED.search(left) or top > bottom >= 20:
                 return keep(found)
-            sure = measured.search(left) or (right and right in self.behind_fraction)
-            if sure or minus or bottom > 31 or top > 12:
+            sure = of_whole or (right and right in self.behind_fraction) or top >= bottom
+            if sure or minus or bottom > 10 or top > 12:
                 return f"{minus}{self.part(top, bottom)}"
             return None if self.is_small(top, bottom) else keep(found)
 
     def part(self, top: int, bottom: int) -> str | None:
         return f"{self.cardinal(str(bottom))}{self._data['parts']}{self.cardinal(str(top))}"
+
+    def fraction(self, top: int, bottom: int) -> str:
+        return self.part(top, bottom) or ""
 
     def is_versioned(self, found: Found) -> bool:
         """Is the number one of a version?"""
@@ -156,10 +180,12 @@ class EastAsian(Spoken):
         self.dotted_dates(year, month, day, rule)
         rule(".", r"(?<![\w.,/-])\d\d\.\d{1,2}\.\d{1,2}(?![\w.])", lambda f: None if self.is_versioned(f) else keep(f))
         # 2024-03 is a month, 2010-12 may be years, 2024.03 may be an amount.
-        written = rf"(?<![\w.,/-]){year}(?:[-/](0[1-9])|/(1[0-2]))(?![\w./-])"
+        written = rf"(?<![\w.,/-]){year}(?:[-/](0[1-9])|/(1[0-2]))(?![\w./-]|,\d)"
         rule("-/", written, lambda f: self.month(f[1], f[2] or f[3]))
         ends = r"(?=$|[-~～〜）) ]|到|至|から|부터)"
         rule(".", rf"(?<![\w.,/-]){year}\.(?:0[1-9]|1[0-2]){ends}(?! ?[%A-Za-z元円万萬亿億원만])", keep)
+        written = r"(?<![\w.,/:-])(0[1-9]|1[0-2])[-/]((?:19|20)\d\d)(?![\w./-])"
+        rule("-/", written, lambda f: self.month(f[2], f[1]))
         padded = r"(?<![\w.,/:-])(0[1-9])[-/](0[1-9]|[12]\d|3[01])(?![\w.,/:-]| ?\d)"
         rule("-/", padded, lambda f: self.on_date("", int(f[1]), f[2]))
         rule(self.dated_zeros, rf"(?<![\w.,:/-])0(?=[1-9] ?[{self.dated_zeros}])", lambda f: "")
@@ -178,6 +204,7 @@ class EastAsian(Spoken):
         unit, said = f"[{self._data['range_units']}]", Kept(self.to + self.blank)
         behind = "|".join(rf"(?<=\d{unit * size})" for size in (1, 2, 3))
         rule("—", r"(?<=\d)—(?=\d)", lambda f: "～")
+        rule("~～〜", r"(?<=\d) ?[~～〜] ?(?=[-−]\d)", lambda f: said)
         rule(")", r"(?<=\)) ?[~～〜] ?(?=\d)", lambda f: said)
         rule("°", rf"°C ?{_DASHES} ?(?=[-−]?\d)", lambda f: Kept(f"°C{said}"))
         rule(DASHES + "—", rf"(?:{behind}|(?<=\d°)) ?{_DASHES} ?(?=[-−]?\d)", lambda f: said)
@@ -204,6 +231,7 @@ class EastAsian(Spoken):
             minus = self.minus if exponent[0] == "-" else ""
             return base + words["^"].format(minus + self.cardinal(str(int(exponent.lstrip("-")))))
 
+        rule("x", r"(?<=\d) ?x ?(?=\d)", lambda f: named("x"))
         rule("*×✕", r"(?<=[\d)²米厘毫cmM]) ?[×✕] ?(?=[\d(])|(?<=\d)\*(?=\d)", times)
         rule("²", r"(?<=[A-Za-z)])²(?= ?[-+=<>])", lambda f: Kept(f"{blank}{words['²']}"))
         left, term = r"(?<=[A-Za-z\d)²³方乗곱])", r"[A-Za-z\d(]"

@@ -18,7 +18,7 @@ _BEHIND = frozenset("+ = × ÷ · * x х / - −".split())
 MAY_BE_ROMAN = (
     r"\b[IVX]{1,8}(?:er|re|e|i?èmes?)\b|\b[IVXLХ]{2,8}\b"
     r"|\b[IVXLХ] (?:[Ss]ec|[Gg]uerra|[Rr]ep|в|[Ee]di[czç]|[Dd]inast|[Cc]on[gc]|[Aa]n|Reich|[Cc][uú][mp]|[Cc]ent|[Mm]un)"
-    r"|\b[IVXХ] и [IVXХ]"
+    r"|\b[IVXХ] миров|\b[IVXХ] и [IVXХ]|\b[IVXL]{1,8}(?:th|\.) "
     r"|\b(?:siglos?|s|ss|séculos?|sécs?|sec|secc|secol[oi])\.? [IVXL]"
 )
 """What `figures.before_roman` looks for as well."""
@@ -66,11 +66,14 @@ class European(Spoken):
     middle = Spoken.no_rules  # what comes behind abbreviations and dates
 
     def second(self, rule: Rules) -> None:
+        number = self.pattern
         self.own(rule)
         rule("", rf"(?i:(?<![\w.])({ends_of(self.leads)})) ?(?=\d)", self._lead)
         self._dates(rule)
         written = r"(?<![\w.,/-])24/7(?![\w/]|[.,]\d)"
         rule("/", written, lambda f: f"{self.cardinal('24')} {self.round_clock}{self.cardinal('7')}")
+        even = r"(?<![\w.,/-])50/50(?![\w/]|[.,]\d)"
+        rule("/", even, lambda f: f"{self.cardinal('50')} {self.cardinal('50')}")
         self.middle(rule)
         rule("'’′", r"(?<![\w.,])\d{1,2}['’′]\d\d(?:[\"”″]|'')?(?!\d)", keep)
         rule("/,", r"(?<![\w.,:/-])(?:\d+,\d+/(?:5|10)|\d{1,3}/(?:10|20|30|100|110))(?![\w/]|[.,]\d)", self._mark)
@@ -78,6 +81,10 @@ class European(Spoken):
         rule(":", scale, lambda f: f"{one} {self.ratio_to} {self.cardinal(self.value(f[1]))}")
         rule("'’", r"(?<![\w'’])['’](?=\d\d(?![\d'’]))", lambda f: "")
         rule("-", r"(?<![\w.,:/-])(?<![\d)] )\d{3}-(?:\d{3}-\d{2,4}|\d\d-\d\d)(?![\w-]|[.,]\d)", self.dialled)
+        rule(":", r"(?<![\w.,:/-])(\d{1,2}):([0-5]\d)([.,])(\d{1,3})(?![\w:/]|[.,]\d)", self._lap)
+        if self.by:
+            sizes = rf"(?<=\d) ?[x×] ?(?={number} ?(?:{self.unit_names})(?!\w))"
+            rule("x×", sizes, lambda f: f" {self.by} ")
         rule("H", r"(?<![\w.,:/-])(\d\d?)H(?=\d\d(?!\w)|(?!\w))", lambda f: f"{f[1]}h")
         rule("h", r"(?<![\w.,:/-])0(\d)(?= ?h(?!\w))", lambda f: f[1])
         decade, plurals = r"(?<![\w.,:/-])\d{2,4}s(?!\w)", "les los os années años anos gli anni".split()
@@ -96,11 +103,21 @@ class European(Spoken):
                 rule("x", r"(?<![\w.,])(\d{1,4})x(?=\d{1,4}(?!\w))", lambda f: f"{f[1]} {self.by} ")
         rule("+~±≈", r"(?<![\w.,)%])([±≈~+]) ?(?=\d)", lambda f: f"{self.signs[f[1]]} ")
 
+    def _lap(self, found: Found) -> str:
+        """2:00.531 is the time of a lap."""
+        _, minutes, seconds = self.duration_units
+        rest = self.counted(f"{int(found[2])}.{found[4]}", seconds, self.decimal)
+        return f"{self.counted(str(int(found[1])), minutes)} {rest}"
+
     def _mark(self, found: Found) -> str | None:
         """15/20: quinze sur vingt"""
         top, bottom = found[0].split("/")
         is_date = found.before in "le el il dia em du au del al dal c с на до от".split()
-        if "," not in top and (int(top) > int(bottom) or is_date or (bottom == "10" and gcd(int(top), 10) == 1)):
+        if (
+            top in "12"
+            or "," not in top
+            and (int(top) > int(bottom) or is_date or (bottom == "10" and gcd(int(top), 10) == 1))
+        ):
             return None
         return f"{self.cardinal(self.value(top), ',')} {self.out_of} {self.cardinal(bottom)}"
 
@@ -116,10 +133,18 @@ class European(Spoken):
             day, month, year = int(found[1]), int(found[3]), found[4]
             if not (1 <= day <= 31 and 1 <= month <= 12):
                 return keep(found) if found[2] == "." else None
+            if len(year) == 2:
+                year = ("20" if year < "40" else "19") + year
             return self.on_date(year, month, str(day))
 
+        if self.code != "ru":
+            days = rf"(?<![\w.,:/-])\d\d?(?:/\d\d?){{1,2}}(?= (?:de )?(?:{'|'.join(self.months)})\b)"
+            rule("/", days, lambda f: ", ".join(map(self.cardinal, f[0].split("/"))))
         guard, mark = r"(?![\w/-]|[.,]\d)", self.date[-1]
         rule("-./", rf"(?<![\w.,:/-])(\d\d?)([{'./'.replace(mark, '')}-])(\d\d?)\2(\d{{4}}){guard}", say)
         rule(mark, rf"(?<![\w.,:/-])(\d\d?)([{mark}])(\d\d?)\2([012]\d){guard}", say)
+        rule(mark, rf"(?<![\w.,:/-])(\d\d)([{mark}])(\d\d)\2(\d\d){guard}", say)
+        if self.code != "ru":
+            rule("-", rf"(?<![\w.,:/-])([0-3]\d)(-)([01]\d)\2(\d\d){guard}", say)
         day, articles = rf"(?<![\w.,:/-]){DAY}/(0[1-9]|1[0-2]){guard}(?! ?%)", "le au du el al il dal dia até".split()
         rule("/", day, lambda f: self.on_date("", int(f[2]), f[1]) if f.before in articles else None)

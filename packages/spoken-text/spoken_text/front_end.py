@@ -63,6 +63,7 @@ class TextFrontEnd:
         self._candidates = Candidates.of(languages)
         self._language = finder.sole(languages) if language in (None, "auto") else language
         self._conversation: Conversation | None = None
+        self._markup = "ssml"
         self._looked_for = False  # the language, in the whole of a text whose parts come now
         if normalize == "auto" and self._language and language_name(self._language) not in LANGUAGES:
             finder.tell_unread(self._language)
@@ -91,6 +92,13 @@ class TextFrontEnd:
         front_end._conversation = conversation
         return front_end
 
+    def of_book(self, markup: str) -> "TextFrontEnd":
+        """The same for the texts of a book. `markup`: "markdown": tags are the book's own words, except pauses that can
+        be followed. "none": so are pauses and Markdown."""
+        front_end = copy.copy(self)
+        front_end._markup = markup
+        return front_end
+
     def for_text(self, text: str) -> "TextFrontEnd":
         """The same for parts of this text, whose language is found once. Raises TextError: it is no text."""
         check_text(text)
@@ -112,6 +120,8 @@ class TextFrontEnd:
             return False
         if self._normalize == "auto":
             return is_plain(text)
+        if self._markup == "none":
+            return has_words(text)
         if self._lenient:
             return MARKS.isdisjoint(text) and has_words(text) and not has_half_characters(text)
         return MARKS.isdisjoint(text) and (has_words(text) or has_half_characters(text))  # halves are refused later
@@ -128,7 +138,7 @@ class TextFrontEnd:
         if lexicon and not normalizes and not self._may_respell(lexicon, text):
             lexicon = None
         found = self._finder(normalizes or lexicon is not None)
-        stream = TextFrontEndStream(self._language, normalizes, lexicon, self._lenient, found)
+        stream = TextFrontEndStream(self._language, normalizes, lexicon, self._lenient, found, markup=self._markup)
         return joined([*stream.push(text), *stream.finish()])
 
     def _may_respell(self, lexicon: Lexicon, text: str) -> bool:
@@ -141,7 +151,10 @@ class TextFrontEnd:
         Raises:
             TextError: as `whole`.
         """
-        stream = TextFrontEndStream(self._language, self._normalize == "auto", None, self._lenient, reads_aloud=False)
+        normalizes = self._normalize == "auto"
+        stream = TextFrontEndStream(
+            self._language, normalizes, None, self._lenient, reads_aloud=False, markup=self._markup
+        )
         return joined([*stream.push(text), *stream.finish()])
 
     def fragment(self, text: str) -> str:
@@ -162,7 +175,9 @@ class TextFrontEnd:
         """
         _check_type("after", after, TextFrontEndStream | None)
         normalizes, found = self._normalize == "auto", self._finder(True)
-        stream = TextFrontEndStream(self._language, normalizes, self._lexicon, self._lenient, found)
+        stream = TextFrontEndStream(
+            self._language, normalizes, self._lexicon, self._lenient, found, markup=self._markup
+        )
         if after:
             stream.follow(after)
         return stream
@@ -222,17 +237,19 @@ class TextFrontEndStream:
         lenient: bool = False,
         finder: LanguageFinder | None = None,
         reads_aloud: bool = True,
+        markup: str = "ssml",
     ):
         """`finder`: finds the language, if it is not known. `reads_aloud`: the normalizer puts numbers and addresses
-        into words."""
-        self._pauses = PauseStream(refuse_other_tags=not normalizes, lenient=lenient)
+        into words. `markup`: "ssml", or as for `TextFrontEnd.of_book`."""
+        is_ssml = markup == "ssml"
+        self._pauses = PauseStream(is_ssml and not normalizes, lenient, markup != "none", odd_stays=not is_ssml)
         self._lenient = lenient
         self._seeks, self._silent = True, ""  # no word has come yet; what has come instead
         self._lexicon = lexicon
         self._finder = finder
         self._waits = finder is not None  # for the language
         self._held: list[Part] = []  # meanwhile
-        self._normalizer = NormalizerStream(language, reads_aloud) if normalizes else None
+        self._normalizer = NormalizerStream(language, reads_aloud, markup != "none") if normalizes else None
         self._words: LexiconStream | None = lexicon.stream(language) if lexicon else None
 
     def push(self, piece: str) -> list[Part]:

@@ -17,7 +17,6 @@ _RATIOS = frozenset("ratio ratios scale odds dilution verhältnis mischverhältn
 
 
 class Germanic(Spoken):
-    per: str  # between an amount and what it is for
     hours: str  # a regular expression for what is written behind 1:30 if it is a duration
     divided: str  # the same for signs of a division
 
@@ -59,7 +58,7 @@ class Germanic(Spoken):
 
         hundred = rf"(?<![\w.,/-])({self.pattern}) ?({units})/(?=\d{{1,4}} ?(?:{units})(?!\w))"
         rule("/", hundred, lambda f: f"{self.counted_as(f[1], f[2])} {self.per} ")
-        rule("/", rf"(?<![\w.,/-])({self.pattern}) ?({units})/({ends_of(names)})(?![\w²³/])", say)
+        rule("/", rf"(?<![\w.,/-])({self.pattern}) ?({units})\.?/({ends_of(names)})(?![\w²³/])", say)
 
     def signs(self, rule: Rules) -> None:
         """Signs come early and leave the numbers to the rules behind them."""

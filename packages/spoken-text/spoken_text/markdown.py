@@ -42,6 +42,7 @@ class Markdown(Stage):
         self._run = ""  # signs that wait
         self._target = ""  # of a link
         self._waits = ""  # a sign whose meaning depends on the next character
+        self._line_end = ""  # of prose without a mark, until the next line begins
 
     def _begin_line(self) -> None:
         self._at_head = True
@@ -57,7 +58,13 @@ class Markdown(Stage):
             return self._in_fence(character)
         if self._target:
             return self._in_target(character)
-        return self._in_head(character) if self._at_head else self._inline(character)
+        if not self._at_head:
+            return self._inline(character)
+        given = self._in_head(character)
+        if not self._line_end or (self._at_head and not given and not self._item):
+            return given
+        mark, self._line_end = self._line_end, ""
+        return (":" if self._item and not self._heading else "") + mark + given
 
     def end(self) -> str:
         return "" if self._fence else self.feed("\n").removesuffix("\n")
@@ -186,8 +193,10 @@ class Markdown(Stage):
             if self._item or self._inside != "list":
                 self._inside = "list" if self._item else "prose"
             mark = self._end_item()
+            if self._inside == "prose" and self._last and self._last not in _ENDS:  # a list may follow
+                self._line_end = "\n"
             self._begin_line()
-            return mark + "\n"
+            return "" if self._line_end else mark + "\n"
         self._left = character
         return self._give(character)
 

@@ -3,9 +3,13 @@ alone, such as `$$...$$`, and citations such as `[1]` or `【4†source】` are 
 
 import re
 
-from spoken_text.stage import Stage, is_mark
+from spoken_text.stage import Stage, is_cjk, is_mark
+from spoken_text.tables import shared_words
 
 _LONGEST, _LONGEST_DISPLAYED = 200, 2000  # characters; what is longer is no formula
+_SEEN = 24
+"""How many characters before a citation are looked at."""
+_CHOICES, _LINKS = tuple(shared_words("choices")), shared_words("choice_links")
 _NUMBERS = r"[1-9]\d{0,2}(?:(?:, ?|[-–])\d{1,3}){0,9}"
 _CITATION = re.compile(rf"\[{_NUMBERS}\] ?|【[^】]*】")
 _MAY_BE_CITATION = re.compile(rf"\[(?:{_NUMBERS}(?:,|, |[-–])?)?|【(?:\d{{1,3}}(?:[:†][^】\n]{{0,200}})?)?")
@@ -27,7 +31,8 @@ class Maths(Stage):
     def __init__(self) -> None:
         self.words: dict[str, str] = {}  # what signs are called; others stay
         self._opening = ""  # of _CLOSING, once it is known; a sign that may open something is held back
-        self._left = ""  # the character before
+        self._said = ""  # the last characters before
+        self._chosen = False  # was the last number in brackets one of a choice?
 
     def push(self, piece: str) -> str:
         if self._held or not _BEGINS.isdisjoint(piece):
@@ -36,7 +41,7 @@ class Maths(Stage):
 
     def feed(self, character: str) -> str:
         if not self._held:
-            if character in _BEGINS and not (character == "$" and self._left.isalnum()):
+            if character in _BEGINS and not (character == "$" and self._said[-1:].isalnum()):
                 self._held = character
                 return ""
             return self._give(character)
@@ -93,13 +98,20 @@ class Maths(Stage):
             return ""
         if not _CITATION.fullmatch(self._held) or _NO_CITATION.search(held):
             return self._give_up() + self.feed(character)
-        blank = " " * self._held.endswith(" ")
-        self._held = ""
-        return self._give(blank) + self.feed(character)
+        return self._end_citation(" " * self._held.endswith(" ")) + self.feed(character)
+
+    def _end_citation(self, blank: str) -> str:
+        """Leave a citation out. A number to choose, as in "option [3]", is none."""
+        held, self._held = self._held, ""
+        word = re.search(r"(\w+)[ :]*$", self._said.lower())
+        before = word[1] if word else ""
+        is_choice = before.endswith(_CHOICES) if is_cjk(before[-1:] or " ") else before in _CHOICES
+        self._chosen = held[0] == "[" and (is_choice or self._chosen and before in _LINKS)
+        return self._give(held.strip("[] ") + blank if self._chosen else blank)
 
     def end(self) -> str:
         if _CITATION.fullmatch(self._held):
-            self._held = ""
+            return self._end_citation("")
         return self._give_up()
 
     def _give_up(self) -> str:
@@ -107,7 +119,7 @@ class Maths(Stage):
         return self._give(super().end())
 
     def _give(self, text: str) -> str:
-        self._left = text[-1:] or self._left
+        self._said = (self._said + text)[-_SEEN:]
         return text
 
     def _read(self, formula: str) -> str:

@@ -6,6 +6,7 @@ from spoken_text.cleaning import Clean, Layout
 from spoken_text.figures import before_roman
 from spoken_text.markdown import Markdown
 from spoken_text.maths import Maths
+from spoken_text.spelling import short_in_any_language
 from spoken_text.spoken import LANGUAGES, language_name, spoken_in
 from spoken_text.stage import Stage, is_mark
 from spoken_text.tags import Tags
@@ -14,6 +15,7 @@ from spoken_text.words import Words
 _LETTERS = r"[A-Za-zÀ-ÖØ-öø-ɏЀ-џ]{1,60}"  # Latin and Cyrillic letters, with no digits of any kind
 _WORD = rf"{_LETTERS}(?:['’-]{_LETTERS}){{0,5}}[.,;:!?]?"
 _PLAIN = re.compile(rf"{_WORD}(?: {_WORD})*")
+_MARKS = re.compile("[,;:!?]")
 _ROMAN = frozenset("IVXLCХ")
 _BEGINS = frozenset("<`~")  # with these begins what is left out
 
@@ -21,7 +23,7 @@ _BEGINS = frozenset("<`~")  # with these begins what is left out
 def is_plain(text: str) -> bool:
     """Does the normalizer certainly leave the text as it is? A quick check for words with one blank between and at most
     one mark after each. Most sentences of a bot are like this."""
-    if _PLAIN.fullmatch(text) is None:
+    if _PLAIN.fullmatch(text) is None or not short_in_any_language().isdisjoint(_MARKS.sub("", text).split(" ")):
         return False
     return _ROMAN.isdisjoint(text) or not before_roman().search(text)
 
@@ -36,10 +38,11 @@ class NormalizerStream:
     end, for at most `LONGEST_HELD` characters. A number waits for the word after it.
     """
 
-    def __init__(self, language: str | None = None, reads_aloud: bool = True):
-        """`reads_aloud`: otherwise numbers, addresses and long words stay as they are."""
+    def __init__(self, language: str | None = None, reads_aloud: bool = True, has_markup: bool = True):
+        """`reads_aloud`: otherwise numbers, addresses and long words stay as they are. `has_markup`: otherwise signs of
+        tags, formulas and Markdown are characters like others."""
         self._clean, self._tags, self._maths, self._markdown = Clean(), Tags(), Maths(), Markdown()
-        self._layout, self._reads_aloud = Layout(), reads_aloud
+        self._layout, self._reads_aloud, self._has_markup = Layout(), reads_aloud, has_markup
         self.read_in(language)
 
     def read_in(self, language: str | None) -> None:
@@ -51,6 +54,8 @@ class NormalizerStream:
 
     @property
     def _stages(self) -> list[Stage]:
+        if not self._has_markup:
+            return [self._words, self._layout] if self._reads_aloud else [self._layout]
         if self._reads_aloud:
             return [self._tags, self._maths, self._markdown, self._words, self._layout]
         return [self._tags, self._markdown, self._layout]

@@ -3,8 +3,9 @@
 import re
 from functools import cache, partial
 
-from spoken_text import amounts, figures, times
+from spoken_text import amounts, figures, spelling, times
 from spoken_text.code import HARDWARE
+from spoken_text.european import number_of
 from spoken_text.rule import DAY, MONTH, Around, Found, Kept, Rules, Say, keep, uncover
 from spoken_text.spoken import Spoken
 from spoken_text.stage import is_cjk
@@ -35,11 +36,15 @@ class Numbers:
     def _all(self, rule: Rules) -> None:
         """Their order matters: a rule sees what those before it have left."""
         spoken = self.spoken
+        spelling.words(spoken, rule)
+        spelling.numbers(spoken, rule)
         spoken.first(rule)
         self._names(rule)
         spoken.second(rule)
         figures.phones(spoken, rule)
+        figures.emergency(spoken, rule)
         spoken.later(rule)
+        figures.minus(spoken, rule)
         self._dates(rule)
         times.years(spoken, rule)
         times.durations(spoken, rule)
@@ -50,10 +55,12 @@ class Numbers:
         amounts.scaled(spoken, rule)
         amounts.units(spoken, rule)
         self._ordinals(rule)
+        spelling.slashes(spoken, rule)
         times.years_behind_words(spoken, rule)
         spoken.years_last(rule)
         spoken.counters(rule)
         amounts.ranges(spoken, rule)
+        spelling.chains(spoken, rule)
         self._rest(rule)
         spoken.last(rule)
 
@@ -70,6 +77,8 @@ class Numbers:
         """Does this word, without marks at its ends, belong to the number before it?"""
         spoken = self.spoken
         has_digit = any(map(str.isdecimal, word))
+        if spelling.follows(spoken, word, held):
+            return True
         if spoken.openers and (held.lstrip("([\"'“„‘") in spoken.openers or held == ":"):
             return has_digit
         if spoken.holds(word, held) or spoken.follows(word, held):
@@ -80,6 +89,8 @@ class Numbers:
             return True
         if spoken.openers and "/" in word and word.partition("/")[0] in [*spoken.units, *amounts.CODES]:  # mg/kg
             return True
+        if "/" in word and {word.partition("/")[0], word.rpartition("/")[2]} & {*spoken.units}:  # people/km², km/jour
+            return True
         if word.startswith(tuple("€$£¥₽₩₹")):
             word = word.partition("/")[0]  # €/kg
         return word in self._followers or word.lower() in self._small_followers
@@ -88,9 +99,12 @@ class Numbers:
         """May this Chinese or Japanese character belong to the number in the word before it?"""
         return character in self.spoken.following and any(map(str.isdecimal, held))
 
-    def is_roman(self, word: str, before: str) -> bool:
-        """Is the word a Roman numeral behind a king's name or "Chapter"?"""
-        return figures.roman(self.spoken, word, before) is not None or self.spoken.is_roman(word)
+    def is_roman(self, word: str, around: Around) -> bool:
+        """May the word be a Roman numeral, behind a king's name or "Chapter" or alone?"""
+        word = word.replace("’", "'").removesuffix("'s")
+        if figures.roman(self.spoken, word, around.before, around.earlier) is not None or self.spoken.is_roman(word):
+            return True
+        return around.begins and len(word) > 1 and number_of(word) > 0
 
     def is_number(self, word: str) -> bool:
         """Does the word have what a rule reads?"""
@@ -99,6 +113,8 @@ class Numbers:
     def begins_number(self, word: str) -> bool:
         """Is the word a currency, a sign or an abbreviation that a number may follow?"""
         if word.lstrip("([\"'“„‘") in self.spoken.openers or self.spoken.begins(word):
+            return True
+        if spelling.begins(self.spoken, word):
             return True
         return bool(re.fullmatch(rf"{amounts.SIGN}|{amounts.CODE}", word))
 
@@ -124,7 +140,11 @@ class Numbers:
         rule("-:", rf"(?<![\w.:-])(?:{HARDWARE})(?![\w:]|-\d)", keep)
 
     def _roman(self, found: Found) -> str | None:
-        said = figures.roman(self.spoken, found[2], found.around.before)
+        around = found.around
+        said = figures.roman(self.spoken, found[2], around.before, around.earlier)
+        if not said and around.begins and not (around.after or found.rest) and len(found[2]) > 1 and found[2] != "XL":
+            value = number_of(found[2])  # the title of a part: II
+            return f"{self.spoken.cardinal(str(value))}{found[3]}" if value else None
         goes_on = found[3] and self.spoken.code == "de" and found.around.after[:1].islower()
         return said and found[1] + said + ("" if goes_on else found[3])
 
@@ -155,6 +175,8 @@ class Numbers:
             rule(".)", item, lambda f: f"{spoken.cardinal(f[1])}," if f.around.begins else None)
         spoken.ordinals(rule)
         if spoken.ordinal_ends:
+            grouped = rf"(?<![\d.,])\d{{1,3}}(?:[{re.escape(spoken.groups)}]\d{{3}})+(?={spoken.ordinal_ends})"
+            rule("".join(spoken.groups), grouped, lambda f: Kept(re.sub(r"\D", "", f[0])))
             rule("", rf"(?<![\d.,])(0*[1-9]\d{{0,5}}){spoken.ordinal_ends}", spoken.ordinal_at)
 
     def _rest(self, rule: Rules) -> None:

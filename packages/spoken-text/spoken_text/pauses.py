@@ -51,14 +51,17 @@ class PauseStream:
     """Splits a text that comes in pieces into texts and pauses, in order. A tag may be cut anywhere. `<speak>` around
     the text is left out."""
 
-    def __init__(self, refuse_other_tags: bool = True, lenient: bool = False):
+    def __init__(
+        self, refuse_other_tags: bool = True, lenient: bool = False, has_tags: bool = True, odd_stays: bool = False
+    ):
         """`refuse_other_tags`: SSML's other tags are an error; otherwise they stay in the text. `lenient`: what would
-        be an error is left out, with a warning. What is no tag after all stays in the text."""
+        be an error is left out, with a warning. What is no tag after all stays in the text. `has_tags`: otherwise
+        nothing in the text is a tag. `odd_stays`: a malformed tag, or too long a pause, is text, with a warning."""
         self._held = ""
         self._left_ms = 1000 * LONGEST_SILENCE_S  # of silence that is allowed; whole, so that cuts do not matter
         self._warned: set[str] = set()  # names of what was left out: each is told once
-        self._lenient = lenient
-        self._names = _OURS + _REFUSED if refuse_other_tags else _OURS
+        self._lenient, self._odd_stays = lenient, odd_stays
+        self._names = (_OURS + _REFUSED if refuse_other_tags else _OURS) if has_tags else ()
 
     def push(self, piece: str) -> list[Part]:
         """Take a piece, and return the parts that are now final. Adjacent text may come in several parts. Raises
@@ -72,7 +75,7 @@ class PauseStream:
     def finish(self) -> list[Part]:
         """End the text, and return what was held back. Raises TextError: the text ends within a tag."""
         held, self._held = self._held, ""
-        if _name(held, self._names) and not self._lenient:
+        if _name(held, self._names) and not (self._lenient or self._odd_stays):
             raise _malformed(held)
         self._allow(held)
         return [held] if held else []
@@ -133,7 +136,10 @@ class PauseStream:
                 self._held = character if character == "<" else ""
                 yield held.removesuffix("<")
             elif len(held) > _LONGEST_TAG:
-                raise _malformed(held)
+                if not self._odd_stays:
+                    raise _malformed(held)
+                self._held = ""
+                yield held
             return
 
     def _may_begin(self, held: str) -> bool:
@@ -144,7 +150,13 @@ class PauseStream:
     def _read(self, tag: str, name: str) -> list[Part]:
         """What a whole tag stands for."""
         if not self._lenient:
-            return _read(tag)
+            try:
+                return _read(tag)
+            except TextError:
+                if not self._odd_stays:
+                    raise
+                log.warning("read as text, because it is no pause of 0 to %.0f seconds: %s", LONGEST_PAUSE_S, tag)
+                return [tag]
         try:
             if name not in _REFUSED:
                 return _read(tag)

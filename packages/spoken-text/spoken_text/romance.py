@@ -144,16 +144,27 @@ class Romance(European):
 
     def shortened(self, said: str, written: str) -> str:
         """An ordinal before a masculine noun, if it is written so: 3er"""
-        return self.changed(said, "shortened_ordinals") if written.endswith("er") else said
+        return self.changed(said, "shortened_ordinals") if written.endswith(("er", "ᵉʳ")) else said
+
+    def _times(self, found: Found) -> str:
+        """3x: tres veces"""
+        one, many = self._data["multiple"]
+        return one if found[1] == "1" else many.format(self.before_noun(found[1], "f"))
+
+    def is_counted(self, found: Found) -> bool:
+        return bool(self.gender(found.after))
 
     def middle(self, rule: Rules) -> None:
+        rule("x", r"(?<![\w.,/-])(\d{1,3}) ?x(?=$| [a-zà-ÿ]|[.,;!?)](?!\d))", self._times)
         clocks = r"(?<![\w.,:/-])(\d\d?) ?h ?([0-5]\d)? ?[-–] ?(?=\d\d? ?h)"
         rule("h", clocks, lambda f: f"{self.at_time(f[1], f[2] or '0')} {self.to} ")
 
     def iberian(self, rule: Rules) -> None:
         """Telephone numbers and days of a month, as in Spanish and Portuguese."""
         years = r"(?!(?:1[5-9]|20)\d\d-(?:1[5-9]|20))"
-        rule("-", rf"(?<![\w.,:/)-])(?<!\) ){years}(?:\d\d )?9?\d{{4}}-\d{{4}}(?![\w-]|[.,]\d)", self.dialled)
+        abroad = r"(?<!\+\d\d )(?<!\+\d\d \d\d )(?<!\+\d\d \d{3} )"
+        phone = rf"(?<![\w.,:/)-])(?<!\) ){abroad}{years}(?:\d\d )?9?\d{{4}}-\d{{4}}(?![\w-]|[.,]\d)"
+        rule("-", phone, self.dialled)
         months = "|".join(self.months)
         date = rf"(?<![\w.,:/-]){DAY} ({months})(?!\w)(?: (?:del? )?(\d{{4}})(?![\w]|[.,]\d))?"  # 5 febrero 2024
         rule(initials(self.months), date, lambda f: self.on_date(f[3] or "", self.months.index(f[2]) + 1, f[1]))
@@ -193,8 +204,10 @@ class Romance(European):
         if not re.fullmatch("[a-zà-ú]{3,}", noun) or found.rest[:1].strip():
             return None
         kind = {"°": "m", "o": "m", "a": "f"}[found[2]]
-        articles = {"m": "il al del dal nel sul el o ao do no", "f": "la alla della dalla nella sulla a à da na"}[kind]
-        known = self.gender(noun) == kind and found[2] != "°"
+        articles = {"m": "il al del dal nel sul el o ao do no un", "f": "la alla della dalla nella sulla a à da na"}[
+            kind
+        ]
+        known = self.gender(noun) == kind and (found[2] != "°" or noun[-1] != "s" and int(found[1]) <= 20)
         if (before not in articles.split() and not known) or (self.code == "es" and found[2] != "°"):
             return None
         if noun in ("con", "com", "per", "por", "para", "nord", "sud", "est", "norte", "sur", "sul", "celsius"):

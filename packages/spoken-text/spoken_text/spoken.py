@@ -9,7 +9,7 @@ from typing import Any
 from spoken_text.errors import LanguageError
 from spoken_text.languages import NAMES, primary_subtag
 from spoken_text.rule import Found, Rules, ends_of, initials
-from spoken_text.tables import table_of
+from spoken_text.tables import shared_words, table_of
 
 try:
     from num2words import num2words
@@ -18,6 +18,8 @@ except ModuleNotFoundError:  # it is under the LGPL, so everything but normalize
 
 LANGUAGES = {NAMES[code]: code for code in ("en", "de", "fr", "es", "it", "pt", "ru", "zh", "ja", "ko")}
 """Languages whose numbers are read, by the names of languages.py -> their folder."""
+SMALL_CODES = shared_words("small_codes")
+"""Codes of currencies that are also written small."""
 MOST_DIGITS = 15  # a number of more digits is said digit by digit
 _MILLIONS = re.compile(r"\b(?:mi|bi|tri)l[lh]\w+ ")
 
@@ -40,6 +42,15 @@ class Spoken:
     clock: list[str]  # a time on the hour, for 1 and for others; the same with minutes
     units: dict[str, list[str]]  # written form -> spoken forms, "f" behind feminine ones
     number = ""  # said for "#" before a number
+    hashtag: str  # said for "#" before a word
+    ampersand: str  # said for "&"
+    colon: str  # said in addresses with a port
+    slash: str  # said for "/" beside digits
+    over = ""  # said for the bar of a fraction that is said by its two numbers
+    per: str  # between an amount and what it is for
+    either = ""  # between two ordinals with a bar: 1st/2nd
+    year_ends = ""  # a regular expression for what may be written behind the year of a date
+    part_ends = ""  # a regular expression for what may be written behind a fraction
     comma = ""  # said for a decimal comma, if it differs from `point`
     one: dict[str, str] = {}  # the number 1 before a noun, by the noun's gender "m" or "f"
     joined = False  # there is no blank between a number and its noun
@@ -104,7 +115,7 @@ class Spoken:
         """Days before the name of a month, which is one of `months`, a regular expression."""
         if self.months:
             first = self._data.get("first_day") or self.cardinal("1")
-            rule(initials(self.months), rf"(?<!\d)1(?:er|º|°)?(?= (?:de )?(?:{months})\b)", lambda f: first)
+            rule(initials(self.months), rf"(?<!\d)1(?:er| ?[º°])?(?= (?:de )?(?:{months})\b)", lambda f: first)
 
     # ---------------------------------------------------------------- words that belong together
 
@@ -122,6 +133,18 @@ class Spoken:
 
     def is_roman(self, word: str) -> bool:
         """May the word be a Roman numeral whose meaning the words around tell?"""
+        return False
+
+    def gender(self, word: str) -> str:
+        """The gender of a noun, "m" or "f"; empty if it is not known."""
+        return ""
+
+    def per_one(self, unit: str, gender: str) -> str:
+        """What is said for the bar before a unit, and the unit."""
+        return f"{self.per}{self.blank}{unit}"
+
+    def is_counted(self, found: Found) -> bool:
+        """Does a noun follow that the number counts? It may be wrong if the language cannot tell."""
         return False
 
     # ---------------------------------------------------------------- numbers that agree with the words around them
@@ -212,6 +235,10 @@ class Spoken:
             words = re.sub(part, instead, words)
         return words
 
+    def below_one(self, decimals: str) -> str:
+        """A number that begins with its point, such as .5"""
+        return self.cardinal(f"0.{decimals}")
+
     def digits(self, digits: str) -> str:
         """The digits in words, one by one."""
         return self.blank.join(num2words(int(digit), lang=self.code) for digit in digits)
@@ -259,6 +286,18 @@ class Spoken:
             return None
         return f"{self.before_noun(str(top), self.part_gender)} {forms[-1 if top > 1 else 0]}"
 
+    def fraction(self, top: int, bottom: int) -> str:
+        """Any fraction."""
+        if bottom < 2 or (bottom > 100 and bottom % 100) or top > bottom > 20:
+            return self.blank.join((self.cardinal(str(top)), self.over, self.cardinal(str(bottom))))
+        return (self.part(top, bottom) if bottom > 2 or top == 1 else None) or self.nth_part(top, bottom)
+
+    def nth_part(self, top: int, bottom: int) -> str:
+        """A fraction whose parts are named by their number, as twelfths are."""
+        name = self.part(top, bottom)
+        end = "s" if top > 1 else ""
+        return name or f"{self.before_noun(str(top), self.part_gender)} {self.ordinal(str(bottom))}{end}"
+
     def with_part(self, whole: str, part: str, is_half: bool) -> str:
         """A whole number and a fraction."""
         return f"{self.cardinal(whole)}{self._data['and']}{self._data.get('one_half', part) if is_half else part}"
@@ -275,7 +314,7 @@ class Spoken:
             return None
         power, forms = self.scales[scale]
         value = Decimal(self.value(written)).scaleb(power)
-        if forms and (power != 3 or self.code == "ko"):
+        if forms and (power != 3 or (self.code == "ko" and value < 10_000)):
             return None
         return str(int(value)) if value == int(value) and value < 10**15 else None
 
@@ -298,6 +337,12 @@ class Spoken:
     def before_scale(self, value: str) -> str:
         """A number before a power of ten, in languages without blanks."""
         return self.table("before_scales").get(value) or self.cardinal(value)
+
+    @property
+    def less(self) -> str:
+        """Said for the minus between two numbers."""
+        signs = self.table("signs")
+        return signs.get("-") or signs.get("−") or self.minus.strip()
 
     def below_zero(self, sign: str | None) -> str:
         """What is said before a number with this sign."""
@@ -388,6 +433,7 @@ class Spoken:
 
     def forms_of(self, sign: str) -> tuple[list[str], str, list[str]]:
         """A currency's forms, gender and the forms of its hundredth, from our table or from num2words."""
+        sign = sign.upper() if sign in SMALL_CODES else sign
         name = self.currencies.get(sign, sign)  # empty if the sign may be one of several
         if row := self.table("currencies").get(name):
             names = plain(row)
@@ -429,6 +475,10 @@ class Spoken:
         link = self._data.get("of_month", "")
         said = self._data["first_day"] if int(day) == 1 and "first_day" in self._data else self.cardinal(str(int(day)))
         return f"{said} {link}{self.months[month - 1]}" + (f" {link}{self.year(year)}" if year else "")
+
+    def clock_at(self, found: Found) -> str:
+        """The time of a match."""
+        return self.at_time(found[1], found[2])
 
     def at_time(self, hour: str, minute: str, half: str = "") -> str:
         """A time in words. `half`: "a" or "p", in English, where the day has two halves."""

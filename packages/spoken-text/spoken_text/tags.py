@@ -5,6 +5,7 @@ import re
 import unicodedata
 
 from spoken_text.stage import LONGEST_HELD, Stage, is_mark
+from spoken_text.tables import shared_words
 
 _VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s\"'=<>`]+)"
 _NAME = r"[A-Za-z][\w:-]*"
@@ -26,11 +27,18 @@ _LINES = {name: "\n" for name in ("br", "p", "div", "tr", "ul", "ol", "table", "
 _LINES |= {"li": "\n- "} | {f"h{level}": "\n# " for level in range(1, 7)}
 
 
+_ELEMENTS = shared_words("elements")
+_PLACEHOLDER = re.compile(r"<[A-Z]\w*>")
+
+
 class Tags(Stage):
     """Leaves out tags, comments, and the whole content of `<think>`, `<thinking>`, `<script>` and `<style>`. Entities
-    such as "&amp;" become what they mean. A "<" that begins no tag stays."""
+    such as "&amp;" become what they mean. A "<" that begins no tag stays. The word of a key such as `<Enter>`, of a
+    type such as `vector<int>` and of a tag in inline code stays, too."""
 
     def __init__(self):
+        self._code = False  # within inline code
+        self._left = self._behind = ""  # the character before this one, and before the tag
         self._until: re.Pattern | None = None  # matches the end of the part that is left out
         self._tail = ""  # the end of that part so far
 
@@ -41,9 +49,19 @@ class Tags(Stage):
                 self._until = None
                 self._tail = ""
             return ""
+        if self._held[-1:] == ">" and _PLACEHOLDER.fullmatch(self._held):  # <Enter> is a key, but <Tool>x an element
+            named = not (character.isascii() and character.isalnum() or character == "<")
+            given = self._named() if named else ""
+            self._held = ""
+            return given + self.feed(character)
+        left, self._left = self._left, character
+        if character in "`\n":
+            self._code = character == "`" and not self._code
         begins = character == "<" or (character == "&" and not self._held.startswith("<"))
         if begins or not self._held or is_mark(character):
             given, self._held = self._held, character if begins else ""
+            if begins:
+                self._behind = left
             return given if begins else given + character
         self._held += character
         return self._in_tag() if self._held[0] == "<" else self._in_entity()
@@ -57,7 +75,11 @@ class Tags(Stage):
             return self.end()
         elif held[-1] == ">":
             if tag := _TAG.fullmatch(held):
+                if tag[2].lower() not in _ELEMENTS and not self._code and _PLACEHOLDER.fullmatch(held):
+                    return ""  # the next character tells
                 self._held = ""
+                if self._is_named(held, tag[2].lower()):
+                    return f"{' ' if self._behind.isalnum() else ''}{tag[2]}"
                 return self._leave_out(bool(tag[1]), tag[2].lower(), bool(tag[3]))
             if address := _ADDRESS.fullmatch(held):
                 self._held = ""
@@ -67,6 +89,20 @@ class Tags(Stage):
             elif _NO_BLANK.fullmatch(held):
                 return self.end()
         return ""
+
+    def _named(self) -> str:
+        """The name in the tag that is held."""
+        return f"{' ' if self._behind.isascii() and self._behind.isalnum() else ''}{self._held[1:-1]}"
+
+    def end(self) -> str:
+        if _PLACEHOLDER.fullmatch(self._held):
+            self._held = self._named()
+        return super().end()
+
+    def _is_named(self, tag: str, name: str) -> bool:
+        """Does the text speak of what stands in the brackets?"""
+        is_type = self._behind.isascii() and self._behind.isalnum() and "/" not in tag
+        return self._code or (is_type and name not in _ELEMENTS)
 
     def _leave_out(self, closes: bool, name: str, is_empty: bool) -> str:
         if name in SILENT and not closes and not is_empty:
@@ -95,4 +131,5 @@ class Tags(Stage):
         return super().at_rest and not self.silent
 
     def settle(self) -> str:
-        return "" if _BEGINS_TAG.match(self._held) else self.end()
+        is_open = _BEGINS_TAG.match(self._held) and not _PLACEHOLDER.fullmatch(self._held)
+        return "" if is_open else self.end()

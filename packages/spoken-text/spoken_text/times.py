@@ -2,8 +2,8 @@
 
 import re
 
-from spoken_text.rule import DASH, HOUR, MINUTE, Found, Rules, keep
-from spoken_text.spoken import Spoken
+from spoken_text.rule import DASH, HOUR, MINUTE, Found, Rules, ends_of, keep
+from spoken_text.spoken import Spoken, plain
 
 _ENGLISH_HALF = r"(?:\s?([AaPp])(?:\.\s?[Mm]\.?|[Mm])(?!\w))"
 _SURE = frozenset("year ad jahr".split())
@@ -27,10 +27,14 @@ def durations(spoken: Spoken, rule: Rules) -> None:
     between = "(?:,? )?"
     rule("mм", rf"{begins}{h}{between}{m}(?:{between}{s})?{ends}", lambda f: say(f[1], f[2], f[3]))
     rule("mм", rf"{begins}{m}{between}{s}{ends}", lambda f: say(None, f[1], f[2]))
-    rule(":", r"(?<![\w.,:–-])(\d{1,3}):([0-5]\d):([0-5]\d)(?![\w:/]|[.,]\d)", lambda f: say(f[1], f[2], f[3]))
+    unit = spoken.duration_units[0]
+    hours = ends_of(plain(spoken.units.get(unit, [unit])))
+    lasting = rf"(?<![\w.,:–-])(\d{{1,3}}):([0-5]\d):([0-5]\d)(?: (?:{hours})\b)?(?![\w:/]|[.,]\d)"
+    rule(":", lasting, lambda f: say(f[1], f[2], f[3]))
     if spoken.code in ("en", "de"):
         rule("h", r"(?<![\w.,:–-])(\d\d?)h([0-5]\d)\b", lambda f: say(f[1], f[2], None))
     if spoken.code == "en":
+        rule("s", r"(?<![\w.,])['’]?((?:1[1-9]|20)?\d0)['’]s\b", lambda f: f"{f[1]}s")
         rule("s", r"(?<![\w.,'’])(\d{1,3})s\b", lambda f: _seconds(spoken, f))
         rule("s", r"(?<![\w.,])['’]?(\d{1,3}0)s\b", lambda f: re.sub("y$", "ie", spoken.year(f[1])) + "s")
 
@@ -48,8 +52,7 @@ def _seconds(spoken: Spoken, found: Found) -> str | None:
 def clocks(spoken: Spoken, rule: Rules) -> None:
     """Times of day."""
 
-    def say(found: Found) -> str:
-        return spoken.at_time(found[1], found[2])
+    say = spoken.clock_at
 
     half = {"en": r" ?[AaPp]\.?[Mm]\b", "de": r" Uhr\b"}.get(spoken.code)
     if half:
@@ -111,13 +114,17 @@ def years_behind_words(spoken: Spoken, rule: Rules) -> None:
         return
     before = spoken.words("years") | _SURE | {month.lower() for month in spoken.months}
 
-    @rule("", r"(?<![\w.,:/-])(\d{3}|1\d{3}|20\d\d)(?![\d%]|[.,]\d|[:/-]\d)")
+    @rule("", r"(?<![\w.,:/-])(\d{3}|1\d{3}|20\d\d)(?![\d%]|[.,]\d|[:/-]\d| \d{3}(?!\d))")
     def say(found: Found) -> str | None:
-        word, after = found.before, found.after
-        if word not in before or (word not in _SURE and found[1] < "1100"):
+        word, linked = found.before, False
+        if word in ("and", "to"):  # between 1990 and 1995
+            linked = bool(re.fullmatch(r"1[5-9]\d\d|20\d\d", found.around.earlier))
+        if not linked and word not in before or (word not in _SURE and int(found[1]) < 1100):
             return None
         is_count = (
-            spoken.code == "en" and after[-1:] == "s" and after.islower() and after not in spoken.words("year_verbs")
+            spoken.is_counted(found)
+            and not linked
+            and (word not in spoken.words("sure_years") or found[1].endswith("00"))
         )
         return None if is_count and word != "year" else _short(spoken, found[1])
 

@@ -104,7 +104,7 @@ class Words(Stage):
                 self._phrase.append(word)
                 return "" if blank else self._end_phrase("", after)
             given = self._end_phrase(" ", word.lstrip(_OPENING))
-        if has_digits or self._numbers.begins_number(word) or self._numbers.is_roman(core, self._around.before):
+        if has_digits or self._numbers.begins_number(word) or self._numbers.is_roman(core, self._around):
             self._phrase.append(word)
             return given if blank else given + self._end_phrase("", after)
         return given + self._give(word, blank)
@@ -141,6 +141,8 @@ class Words(Stage):
             said = email[1].replace(".", dot).replace("_", " ") + at + email[2].replace(".", dot)
         elif url := _URL.match(core) or _DOMAIN.fullmatch(core):
             said = url[1].rstrip(_CLOSING).replace(".", dot)
+        elif self._spoken and core[1:] in self._spoken.units:  # 5 /km²
+            return word, False
         elif is_secret(core):
             return closing.strip(")]}>\"'»“”’"), False
         elif name := spoken_name(f"{core})" if core.endswith("(") and closing.startswith(")") else core, dot):

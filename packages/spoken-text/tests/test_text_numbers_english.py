@@ -124,7 +124,7 @@ ROWS = [
     ("money", EN, "It is $5/mo or $50/yr.", "It is five dollars per month or fifty dollars per year."),
     ("money", EN, "They raised $3.5m–$4m.", "They raised three point five million to four million dollars."),
     ("money", EN, "He paid £3.50, €1,000.50 and ¥500.",
-     "He paid three pounds, fifty pence, one thousand euro, fifty cents and five hundred yen."),
+     "He paid three pounds, fifty pence, one thousand euros, fifty cents and five hundred yen."),
     ("money", EN, "Sweets are 5¢ or $0.05.", "Sweets are five cents or five cents."),
     ("money", EN, "$1,234,567.89",
      "one million, two hundred and thirty-four thousand, five hundred and sixty-seven dollars, eighty-nine cents"),

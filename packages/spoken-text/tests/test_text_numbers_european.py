@@ -41,7 +41,7 @@ ROWS = [
     ("money", IT, "1 mln €", "un milione di euro"),
     ("money", IT, "3 mld di euro", "tre miliardi di euro"),
     ("money", IT, "€ 10,50", "dieci euro e cinquanta centesimi"),
-    ("money", IT, "10 €/kg", "dieci euro/kg"),
+    ("money", IT, "10 €/kg", "dieci euro al chilogrammo"),
     ("money", PT, "R$ 10,50", "dez reais e cinquenta centavos"),
     ("money", PT, "R$ 5 mi", "cinco milhões de reais"),
     ("money", PT, "R$ 1.234,56", "mil duzentos e trinta e quatro reais e cinquenta e seis centavos"),

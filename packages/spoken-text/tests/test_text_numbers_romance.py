@@ -97,7 +97,7 @@ ROWS = [
     ("fraction", ES, "1 1/2 tazas de azúcar", "una taza y media de azúcar"),
     ("fraction", ES, "1/2 taza de leche", "media taza de leche"),
     ("fraction", ES, "2 1/2 horas", "dos horas y media"),
-    ("left", ES, "2/3 partes", "2/3 partes"),
+    ("fraction", ES, "2/3 partes", "dos terceras partes"),
     ("sum", ES, "2 + 2 = 4", "dos más dos igual a cuatro"),
     ("sum", ES, "3 x 4 = 12", "tres por cuatro igual a doce"),
     ("sum", ES, "4x4", "cuatro por cuatro"),

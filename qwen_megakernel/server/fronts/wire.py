@@ -38,6 +38,7 @@ class Kind(IntEnum):
     SAID = auto()  # an utterance was heard
     RETRY = auto()  # it is said again
     CANCEL = auto()
+    LEAVE = auto()  # a seat
     BEGIN = auto()  # this one and those below are calls, which get a REPLY
     PUSH = auto()
     FLUSH = auto()
@@ -98,13 +99,13 @@ class Frames:
 # ---------------------------------------------------------------- requests and errors
 
 
-def write_begin(number: int, text: SpokenText | None, request: SpeechRequest) -> bytes:
-    """The frame that begins an utterance."""
+def write_begin(number: int, text: SpokenText | None, request: SpeechRequest, seat: int) -> bytes:
+    """The frame that begins an utterance. `seat`: its number; 0: none."""
     told = {field.name: getattr(request, field.name) for field in fields(Request)}
     spoken, voice = request.conditioning, request.conditioning.voice
     told["sampling"] = vars(request.sampling)
     told["conditioning"] = {"speaker": spoken.speaker, "language": spoken.language, "instruct": spoken.instruct}
-    words: dict[str, Any] = {"text": text and asdict(text), "request": told}
+    words: dict[str, Any] = {"text": text and asdict(text), "request": told, "seat": seat}
     if voice is None:
         return frame(Kind.BEGIN, number, words)
     vector, codes = voice.speaker_embedding.numpy().tobytes(), b""

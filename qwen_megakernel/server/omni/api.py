@@ -18,6 +18,7 @@ from qwen_megakernel.server.api_error import ApiError, Refused
 from qwen_megakernel.server.omni.config import SessionConfig
 from qwen_megakernel.server.omni.session import Session
 from qwen_megakernel.server.word_times import TimedWord, WordEnds, alignment
+from qwen_megakernel.speech.base import AnySeat
 from qwen_megakernel.speech.encoders import StreamEncoder
 from qwen_megakernel.speech.events import Ended, Sound, Words
 
@@ -53,15 +54,18 @@ class Stream(Session):
             self.put_error(RequestError("there are no settings yet: send session.config first", field="type"))
             return
         text, sentences, speaks = _Text(self), 0, True
+        seat = self.service.engine.seat()
         try:
             text.add(message)
             while speaks and await text.begins():
                 if not self.config.whole:
                     await text.glance()
-                speaks = await _Part(self, self.config, text, sentences).speak()
+                speaks = await _Part(self, self.config, text, sentences, seat).speak()
                 sentences += 1
         except Exception as error:
             self.put_error(error, utterance_index=self.utterance)
+        finally:
+            seat.leave()
         self.busy = False  # after an error, a silent client is disconnected
         while not text.complete:  # the utterance is over
             await text.read_next(keep=False)
@@ -170,10 +174,11 @@ class _Text:
 class _Part:
     """Speech from one audio.start to its audio.done: an utterance, or the part of it that fits a slot."""
 
-    def __init__(self, session: Session, config: SessionConfig, text: _Text, sentence: int):
+    def __init__(self, session: Session, config: SessionConfig, text: _Text, sentence: int, seat: AnySeat):
         self._session = session
         self._config = config
         self._text = text
+        self._seat = seat
         self._where = {"utterance_index": session.utterance, "sentence_index": sentence}
         self._said = ""
         self._ends = WordEnds()
@@ -223,7 +228,7 @@ class _Part:
         else:
             request = request.in_pieces()
             self._said = opening = self._text.take()
-        how = {"words": bool(config.words), "words_at_end": config.words != "chunk"}
+        how: dict[str, Any] = {"words": bool(config.words), "words_at_end": config.words != "chunk", "seat": self._seat}
         ended: Ended | None = None
         try:
             async with service.speak(whole, request, opening, ended=complete, **how) as session:

@@ -112,24 +112,29 @@ class Speech:
         self._first = await anext(self._samples, None)
 
     async def _speak(self, turns: list[tuple[str, SpeechRequest]]) -> AsyncGenerator[np.ndarray, None]:
-        for text, request in turns:
-            words, ended = self._ends is not None, None
-            async with self._service.speak(text, request, words=words, patient=self._patient) as session:
-                async for event in session.events():
-                    if isinstance(event, Sound):
-                        yield event.samples if self._volume is None else self._louder(event.samples)
-                    elif isinstance(event, Words) and self._ends:
-                        self.words += self._ends.add(event.words, self._seconds)
-                        self.measured = event.measured
-                    elif isinstance(event, Ended):
-                        ended = event
-            assert ended and ended.audio
-            self._frames += ended.audio.frames
-            self._seconds += ended.seconds
-            self.words += self._ends.finish(self._seconds) if self._ends else []
-            self.attempts = max(self.attempts, ended.attempts)
-            if ended.cut:
-                raise SpeechCutError(ended.cut)
+        seat = self._service.engine.seat()
+        try:
+            for text, request in turns:
+                words, ended = self._ends is not None, None
+                how: dict[str, Any] = {"words": words, "patient": self._patient, "seat": seat}
+                async with self._service.speak(text, request, **how) as session:
+                    async for event in session.events():
+                        if isinstance(event, Sound):
+                            yield event.samples if self._volume is None else self._louder(event.samples)
+                        elif isinstance(event, Words) and self._ends:
+                            self.words += self._ends.add(event.words, self._seconds)
+                            self.measured = event.measured
+                        elif isinstance(event, Ended):
+                            ended = event
+                assert ended and ended.audio
+                self._frames += ended.audio.frames
+                self._seconds += ended.seconds
+                self.words += self._ends.finish(self._seconds) if self._ends else []
+                self.attempts = max(self.attempts, ended.attempts)
+                if ended.cut:
+                    raise SpeechCutError(ended.cut)
+        finally:
+            seat.leave()
 
     def _louder(self, samples: np.ndarray) -> np.ndarray:
         made = self._volume * samples

@@ -3,11 +3,16 @@
 import re
 from math import gcd
 
+from spoken_text.european import number_of
 from spoken_text.germanic import Germanic
 from spoken_text.rule import DAY, MONTH, Found, Kept, Rules, ends_of, keep
 
 _ENDS_N = re.compile(r"(?:(?:k|m|d|s)?ein|ihr|unser|eur|jed|dies|jen|manch)(?:em|en|es|er)")
+_ROMAN = re.compile(r"[(\[\"„]?[IVXL]{1,8}\.")
+_COUNTED = "Weltkrieg|Weltkriegs|Reich|Akt|Quartal|Instanz|Liga|Klasse"
+"""Behind a Roman numeral that is an ordinal."""
 _BARE = re.compile("(?:(?:k|m|d|s)?ein|ihr|unser|euer)")
+_GENDERS = {"Reich": "n", "Quartal": "n", "Instanz": "f", "Liga": "f", "Klasse": "f"}
 _STRONG = {"m": "r", "f": "", "n": "s"}
 
 
@@ -18,11 +23,27 @@ class Language(Germanic):
         self.genders = {noun: gender for gender, name in genders.items() for noun in self.words(name)}
 
     def holds(self, word: str, held: str) -> bool:
-        return bool(re.search(r"(?<!\d)\d{1,3}\.$", held))
+        return bool(re.search(r"(?<!\d)\d{1,3}\.$", held)) or (
+            bool(_ROMAN.fullmatch(held)) and word in self.words("headed") | {*_COUNTED.split("|")}
+        )
+
+    def is_roman(self, word: str) -> bool:
+        return number_of(word) > 0
+
+    def begins(self, word: str) -> bool:
+        return word.rstrip(",;:!?)").endswith("str.")
 
     def king(self, number: str, is_queen: bool) -> str:
         said = self.ordinal(number)
         return f"{'die' if is_queen else 'der'} {said[0].upper()}{said[1:]}"
+
+    def nth_part(self, top: int, bottom: int) -> str:
+        if bottom == 2:
+            return f"{self._one(str(top))} halbe"
+        return f"{self._one(str(top))} {self.ordinal(str(bottom)).capitalize()}l"
+
+    def is_counted(self, found: Found) -> bool:
+        return found.after[:1].isupper() and found.after[1:].islower()
 
     def with_part(self, whole: str, part: str, is_half: bool) -> str:
         if is_half:
@@ -34,7 +55,7 @@ class Language(Germanic):
         return said + (f" {self.year(year)}" if year else "")
 
     def named_months(self, months: str, rule: Rules) -> None:
-        @rule(".", rf"(?<!\d)(\d\d?)\. ({months})\b(?: (\d{{4}})(?!\d))?")
+        @rule(".", rf"(?<!\d)(\d\d?)\. ((?i:{months}))\b(?: (\d{{4}})(?!\d))?")
         def day(found: Found) -> str:
             year = f" {self.year(found[3])}" if found[3] else ""
             return f"{self.ordinal(found[1])}{self.end_of_ordinal(found)} {found[2]}{year}"
@@ -52,6 +73,11 @@ class Language(Germanic):
     # ---------------------------------------------------------------- what no shared rule may take apart
 
     def first(self, rule: Rules) -> None:
+        century = rf"(?<!\w)([IVXL]{{1,8}})\.(?= (?:{self.any_of('headed')}|{_COUNTED}))"
+        rule("IVXL", century, self._roman_ordinal)
+        inflected = r"(?<=\d\. )Jahrhundert(?=$|[^\w])"
+        rule(".", inflected, lambda f: f"{f[0]}s" if f.around.before in ("des", "eines") else None)
+        rule(".", r"(\w+)str\.", lambda f: f"{f[1]}straße{f.stop(f[0], True)}")
         self._abbreviations(rule)
         self._joined(rule)
         self.coins(r",(\d\d) ", rule)
@@ -77,6 +103,14 @@ class Language(Germanic):
         self._ones(rule)
         self.signs(rule)
 
+    def _roman_ordinal(self, found: Found) -> str | None:
+        number, noun = number_of(found[1]), found.after
+        if not number:
+            return None
+        if not found.around.begins or found.head:
+            return f"{number}."
+        return self.ordinal(str(number)) + _STRONG[self.genders.get(noun) or _GENDERS.get(noun, "m")]
+
     def _abbreviations(self, rule: Rules) -> None:
         names = ends_of(name for name in self.leads if name[0] != "§")
 
@@ -101,7 +135,7 @@ class Language(Germanic):
         rule("", rf"(?<![\w.,])(\d{{1,4}})-?({ends})", lambda f: f"{self._one(f[1])}{f[2].lower()}")
         rule("x", r"(?<![\w.,-])(\d{1,3})x(?![\w/*+=-]| [-+=*/])", lambda f: f"{self._one(f[1])}mal")
         rule("%", r"(?<![\w.,])(\d+(?:,\d+)?) ?%-?(ig\w{0,2})", lambda f: f"{self.said(f[1])}prozent{f[2]}")
-        rule("e", r"(?<![\w.,])((?:1[1-9]|20)\d0)er(?![a-zäöü])", lambda f: f"{self.year(f[1])}er")
+        rule("e", r"(?<![\w.,])((?:1[1-9]|20)\d\d)er(?![a-zäöü])", lambda f: f"{self.year(f[1])}er")
         clock = r"(?<![\w.,:-])(1?\d|2[0-4])h([0-5]\d)(?!\w)"
         rule("h", clock, lambda f: self.at_time(f[1], f[2]) if f.before in ("um", "ab", "gegen", "bis") else None)
 
@@ -117,7 +151,7 @@ class Language(Germanic):
 
         @rule(".", rf"(?<![\w.]){DAY}\.{MONTH}\.(\d\d)(?![\w.]|[,/]\d)")
         def short(found: Found) -> str | None:
-            padded = found[0][0] + found[2][0] in "00 01 10 20 30".split()
+            padded = found[0][0] + found[2][0] in "00 01 10 11 20 21 30 31".split()
             if not padded and found.before not in self.words("before_day"):
                 return None
             return self.dated(found, ("20" if found[3] < "40" else "19") + found[3], int(found[2]), found[1])

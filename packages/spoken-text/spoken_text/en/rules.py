@@ -3,6 +3,7 @@
 import re
 from math import gcd
 
+from spoken_text.european import number_of
 from spoken_text.germanic import Germanic
 from spoken_text.rule import DASH, DAY, MINUTE, MONTH, Found, Rules, ends_of, initials, keep
 
@@ -27,10 +28,38 @@ class Language(Germanic):
             return f"{hours} {'oh ' if int(minute) < 10 else ''}{minutes}{half}"
         return f"{hours}{half}" if half else f"{hours} o'clock" if int(hour) <= 12 else f"{hours} hundred hours"
 
+    def is_counted(self, found: Found) -> bool:
+        after = found.after
+        return after in self.words("no_year") or (
+            after.endswith("s") and after.islower() and after not in self.words("year_verbs")
+        )
+
+    def nth_part(self, top: int, bottom: int) -> str:
+        if bottom == 2:
+            return self.part(top, bottom) or ""
+        end = "s" if top > 1 else ""
+        return f"{self.cardinal(str(top))} {self.ordinal(str(bottom)).removeprefix('one ')}{end}"
+
+    def is_roman(self, word: str) -> bool:
+        return len(word) > 1 and number_of(word.removesuffix("th")) > 0
+
+    def begins(self, word: str) -> bool:
+        return word.rstrip(",;:!?)") in self.words("streets")
+
     def holds(self, word: str, held: str) -> bool:
+        if (
+            word.startswith("deg")
+            and held[-1].isdecimal()
+            or word.rstrip(".,;") in ("C", "F")
+            and held.startswith("deg")
+        ):
+            return True
         if held.lower() in ("a.m.", "p.m.", "sq."):
             return word in ("–", "-", "ft", "mi", "km")
         return held[-1] == "," and bool(re.fullmatch(r"\d{4}", word))
+
+    def _times(self, written: str) -> str:
+        return "once" if written == "1" else f"{self.said(written)} times"
 
     def pairs(self, written: str) -> str:
         """Four digits as a year is said: forty ninety, ten eighty."""
@@ -49,6 +78,10 @@ class Language(Germanic):
 
     def first(self, rule: Rules) -> None:
         number = self.pattern
+        century = r"^([IVXL]{2,8})(?:th)?$"
+        centuries = ("century", "centuries", "Century")
+        rule("IVXL", century, lambda f: self.ordinal(str(number_of(f[1]))) if f.after in centuries else None)
+        self._streets(rule)
         self._abbreviations(rule)
         feet = r"(?<![\w.,])([2-8])(?:['’′](\d|1[01])(?:[\"”″]|''|(?![\w.,'’/]|[.,]\d))|['’′] (\d|1[01])[\"”″])(?!\w)"
         rule("'’′", feet, lambda f: f"{self.cardinal(f[1])} foot {self.cardinal(f[2] or f[3])}")
@@ -73,11 +106,30 @@ class Language(Germanic):
             return f"{self.cardinal(found[1])} K" if before or found.after in self.words("races") else None
 
         times = rf"(?<![\w.,$€£-])({number})x(?![\w/*+=-])"
-        rule("x", times, lambda f: f"{self.said(f[1])} times" if f.after in self.words("than") else None)
+        rule("x", times, lambda f: f"{self._times(f[1])}" if f.after in self.words("than") else None)
+        rule("d", r"(?<=\d) ?deg(?:rees)?\.? ?([CF])\b\.?(?=.|($))", lambda f: f" °{f[1]}" + f.stop(f[0]))
+        sound, sounds = rf"(?<![\w.,-])({number})k(?!\w)", self.words("sounds")
+        rule("k", sound, lambda f: f"{self.said(f[1])} k" if f.after.lower() in sounds else None)
         rule("¢", rf"(?<![\w.,-])({number}) ?¢", lambda f: f"{self.said(f[1])} {'cent' if f[1] == '1' else 'cents'}")
         self._units(rule)
         self.coins(r"\.(\d\d) ?", rule)
         self.signs(rule)
+
+    def _streets(self, rule: Rules) -> None:
+        """St. is a street behind its name or number, and a saint before a saint's name."""
+        roads = {"Ave": "Avenue", "Blvd": "Boulevard", "Rd": "Road", "Rd.": "Road"}
+
+        @rule("SABR", r"^(St\.?|Ave|Blvd|Rd\.?)(?=$|[,;:!?)])")
+        def road(found: Found) -> str | None:
+            before, after = found.around.before.strip("([\"'“"), found.around.after
+            named = before[:1].isupper() or before[:1].isdigit() and before[-1:].isalpha()
+            is_saint = after.rstrip(".,;:!?)").removesuffix("'s").removesuffix("’s") in self.words("saints")
+            if found[1] not in ("St", "St.") or (
+                named and before.lower() not in self.words("no_noun") and not is_saint
+            ):
+                said = roads.get(found[1], "Street") if named else None
+                return said and said + found.stop(found[1])
+            return "Saint" if after[:1].isupper() else None
 
     def _abbreviations(self, rule: Rules) -> None:
         names = ends_of(name for name in self.leads if name[0] not in "§¶")
@@ -97,8 +149,8 @@ class Language(Germanic):
 
         rule("§¶", r"(?:^|(?<=[(\[ ]))(§§?|¶) ?(?=\d)", lambda f: f"{self.leads[f[1]]} ")
         day = r"(?:[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?(?![\d:.]\d|\d|%|[-–]\d{3})"
-        month = rf"^([(\[\"“]?)({self.short_months})\.? (?={day}|(?:1[5-9]|20)\d\d(?!\d))"
-        rule("JFMASOND", month, lambda f: f"{f[1]}{self.full_months[f[2][:3]]} ")
+        month = rf"^([(\[\"“]?)((?i:{self.short_months}))\.? (?={day}|(?:1[5-9]|20)\d\d(?!\d))"
+        rule("JFMASONDjfasond", month, lambda f: f"{f[1]}{self.full_months[f[2][:3].title()]} ")
 
     def _slashes(self, rule: Rules) -> None:
         rule("/", r"(?<![\w.,/:–-])([1-9]\d{0,2}(?:\.\d)?)/([1-9]\d{0,2})(?![\w/]|[.,]\d|-\d)", self._slash)
@@ -117,6 +169,8 @@ class Language(Germanic):
         rule("/", ones, lambda f: f"one {self.ordinal(f[1])}".replace("one thousandth", "thousandth"))
         short = r"(?<![\d/.,])(1[0-2]|0?[1-9])/(3[01]|[12]\d|0?[1-9])/(\d\d)(?![\w/]|[.,]\d)"
         rule("/", short, lambda f: self.on_date(self.century_of(f[3]), int(f[1]), f[2]))
+        dashed = r"(?<![\w./,-])(1[0-2]|0[1-9])-(3[01]|[12]\d|0[1-9])-(\d\d)(?![\w/-]|[.,]\d)"
+        rule("-", dashed, lambda f: self.on_date(self.century_of(f[3]), int(f[1]), f[2]))
 
     def _slash(self, found: Found) -> str | None:
         """24/7, a date, blood pressure, a step, a rating."""
@@ -135,6 +189,8 @@ class Language(Germanic):
         between = before in ("to", "and", "through") and re.fullmatch(r"\d\d?/\d\d?", found.around.earlier)
         if (before in self.words("before_day") or between) and 1 <= top <= 12:
             return f"{self.months[top - 1]} {self.ordinal(found[2])}" if 13 <= bottom <= 31 else keep(found)
+        if top <= 12 < bottom <= 31 and bottom not in (16, 20) and after not in ("of", "inch", "inches", "scale"):
+            return f"{self.months[top - 1]} {self.ordinal(found[2])}"
         if before in self.words("steps") and top <= bottom:
             return f"{top_said} of {bottom_said}"
         rated = before in self.words("rated") and top <= bottom
@@ -249,6 +305,12 @@ class Language(Germanic):
 
         named = rf"(?<![\w.,:/-]){DAY}-({names}|{self.short_months})-(\d{{4}}|\d\d)(?![\w-])"
         rule("-", named, lambda f: say(f[1], self.full_months[f[2][:3]], f[3]))
+
+        @rule("-", rf"(?<![\w.,:/-])({names}|{self.short_months})-{DAY}(?:-(\d{{4}}))?(?![\w-]|[.,]\d)")
+        def month_first(found: Found) -> str:
+            said = f"{self.full_months[found[1][:3]]} {self.ordinal(found[2])}"
+            return said + (f", {self.year(found[3])}" if found[3] else "")
+
         begins, year = r"(?<![\w.,:/-])", r"\2((?:19|20)\d\d)(?![\w-]|[.,/]\d)"
         late = r"(1[3-9]|2\d|3[01])"  # a day, because there is no such month
         rule("-.", rf"{begins}{late}([.-]){MONTH}{year}", lambda f: say(f[1], self.months[int(f[3]) - 1], f[4]))
@@ -262,7 +324,7 @@ class Language(Germanic):
 
     def named_months(self, months: str, rule: Rules) -> None:
         lower = "|".join(name.lower() for name in self.months if name not in ("March", "May"))
-        month = rf"((?:{months}|{self.short_months}|{lower})\b\.?)"
+        month = rf"((?:{months}|(?i:{self.short_months})|{lower})\b\.?)"
         year = r"(?:,? (\d{4})(?!\d|,\d))?"
 
         def say(found: Found, name: str, day: str, year: str | None) -> str:

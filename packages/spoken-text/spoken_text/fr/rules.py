@@ -12,7 +12,7 @@ _VOWELS = tuple("aeiouyéèêœh")
 
 class Language(Romance):
     def ordinal_at(self, found: Found) -> str | None:
-        number, end = found[1], found[0].lstrip("0123456789")
+        number, end = found[1], found[0].lstrip("0123456789.")
         many, end = "s" if end[-1] == "s" else "", end.removesuffix("s")
         if number == "1" and end in ("er", "ᵉʳ", "re", "ère", "ʳᵉ"):
             return ("premier" if end in ("er", "ᵉʳ") else "première") + many

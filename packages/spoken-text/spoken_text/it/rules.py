@@ -10,6 +10,14 @@ class Language(Romance):
     def counted(self, value: str, unit: str, mark: str = "") -> str | None:
         return "un'ora" if value == "1" and unit in ("h", "ora") else super().counted(value, unit, mark)
 
+    def nth_part(self, top: int, bottom: int) -> str:
+        said = self.part(top, bottom)
+        name = self.ordinal(str(bottom))
+        return said or f"{self.before_noun(str(top), 'm')} {name if top == 1 else name[:-1] + 'i'}"
+
+    def per_one(self, unit: str, gender: str) -> str:
+        return f"all'{unit}" if unit[0] in "aeiou" else f"{'alla' if gender == 'f' else 'al'} {unit}"
+
     def singulars(self, word: str) -> list[str]:
         ends = self.table("singulars").items()
         found = [word, *(word.removesuffix(end) + single for end, single in ends if word.endswith(end))]
@@ -26,6 +34,7 @@ class Language(Romance):
         return "uno" if re.match("z|gn|ps|x|y|pn|s[^aeiouàèéìòù]", noun) else "un"
 
     def middle(self, rule: Rules) -> None:
+        super().middle(rule)
         rule("F", rf"(?<!\w)Fr\. ?({self.pattern})(?![\w]|[.,]\d)", lambda f: self.money(self.value(f[1]), "CHF"))
         rule("h", r"(?<!\w)h\.? ?(?=\d)", lambda f: "ore ")
         hours = r"(?<![\w.,:/-])(\d\d?)\.([0-5]\d) ?[-–] ?(\d\d?)\.([0-5]\d)(?![\w]|[.,]\d)"

@@ -34,8 +34,22 @@ class Language(EastAsian):
             return "の".join(map(self.cardinal, found[0].split("-"))) if is_place else None
 
         rule("-", r"(?<![\w.,-])\d{3}-\d{4}(?![\w.,円人個-])", lambda f: "、".join(map(self.digits, f[0].split("-"))))
-        average, said = r"(?<![\w.,])\.([1-9]{3})(?![\w.,])", "{}割{}分{}厘"
-        rule(".", average, lambda f: said.format(*map(self.cardinal, f[1])) if f.ahead.endswith("率") else None)
+
+        @rule(".", r"(?<![\w.,])\.(\d{3})(?![\w.,])")
+        def average(found: Found) -> str | None:
+            """打率.450: 四割五分"""
+            parts = (
+                self.cardinal(digit) + unit for digit, unit in zip(found[1], "割分厘", strict=True) if digit != "0"
+            )
+            return "".join(parts) or None if found.ahead.endswith("率") else None
+
+        rule("・", r"(?<=\d)・(?=\d)", lambda f: "." if re.search(r"率\d+$", f.ahead) else None)
+        days = r"(?<=日)([(（])([日月火水木金土])((?:・祝)?)(?:[~～〜]([日月火水木金土]))?(?=[)）]|$)"
+
+        @rule("(（", days)
+        def weekday(found: Found) -> str:
+            last = f"{self.to}{found[4]}曜日" if found[4] else ""
+            return f"{found[1]}{found[2]}曜日{found[3] and '祝日'}{last}"
 
         @rule("-", r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/-])")
         def score(found: Found) -> str | None:

@@ -34,6 +34,9 @@ class Language(EastAsian):
         number = native(int(value)) if unit == "h" and 0 < int(value) < 100 else self.cardinal(value)
         return number + {"h": " 시간", "min": "분", "s": "초"}[unit]
 
+    def begins(self, word: str) -> bool:
+        return re.match("제[IVX]+[장부권편절]", word) is not None
+
     def dialled(self, found: Found) -> str:
         return super().dialled(found).replace("영", "공")
 
@@ -83,7 +86,14 @@ class Language(EastAsian):
         written = r"(?<![\w.,·])([1-9]), ?([1-9])(?=위|차|학년|등|층|부|호기|심)"
         rule(",", written, lambda f: f"{say(f[1])}, {say(f[2])}" if " " in f[0] else f"{say(f[1])}{say(f[2])}")
         written = r"(?<![\w.,])(?=\d*[1-9])(\d{1,12}) ?번째"
-        rule("번", written, lambda f: f"{native(int(f[1])) if int(f[1]) < 100 else say(f[1])} 번째")
+
+        def nth(found: Found) -> str:
+            value = int(found[1])
+            return f"{'첫' if value == 1 else native(value) if value < 100 else say(found[1])} 번째"
+
+        rule("번", written, nth)
+        days = r"(?<=일)\(([월화수목금토일])(?:[~〜]([월화수목금토일]))?(?=\))"
+        rule("(", days, lambda f: f"({f[1]}요일" + (f"{self.to} {f[2]}요일" if f[2] else ""))
 
         written = r"(?<![\w.,/-])\d{3,20}(?![\w]|[.,:/-]\d|[가-힣]?원)"
         dialled = re.compile(rf"(?:{self.any_of('dialled')})[:：]? ?$")

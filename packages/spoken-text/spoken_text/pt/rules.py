@@ -5,8 +5,25 @@ from spoken_text.rule import Rules
 
 
 class Language(Romance):
+    def nth_part(self, top: int, bottom: int) -> str:
+        """três onze avos"""
+        if bottom <= 10 or bottom in (100, 1000):
+            return super().nth_part(top, bottom)
+        return f"{self.before_noun(str(top), 'm')} {self.cardinal(str(bottom))} avos"
+
     def holds_noun(self, word: str, held: str) -> bool:
         return word == "em"
+
+    def begins(self, word: str) -> bool:
+        return word == "R" or super().begins(word)
+
+    def follows(self, word: str, held: str) -> bool:
+        return held == "R" and word.startswith("$") or super().follows(word, held)
+
+    def first(self, rule: Rules) -> None:
+        rule("$", r"(?<!\w)R (?=\$)", lambda f: "R")
+        score = r"(?<![\w.,])(\d{1,2}) ?x ?(\d{1,2})(?![\w.,])"  # Flamengo 2x1 Vasco
+        rule("x", score, lambda f: f"{f[1]} a {f[2]}" if f.around.before[:1].isupper() else None)
 
     def is_open(self, value: str, noun: str, said: str) -> bool:
         return value == "1" and noun.endswith("a")

@@ -5,11 +5,14 @@ import re
 from decimal import Decimal
 
 from spoken_text.european import European, number_of
-from spoken_text.rule import DASH, DASHES, HOUR, MINUTE, Found, Kept, Rules, initials, keep
+from spoken_text.ru.nouns import readings
+from spoken_text.rule import DASH, DASHES, HOUR, MINUTE, Found, Kept, Rules, ends_of, initials, keep
 from spoken_text.spoken import num2words
 
 _ADJECTIVE = re.compile(r"[а-яё]{2,}(?:ых|их|ым|им|ыми|ими|ые|ие)")
 _ADJECTIVE_ONE = re.compile(r"[а-яё]{2,}(?:ый|ий|ой|ая|яя|ое|ее|ого|его|ую|юю)")
+_ACCUSATIVE = str.maketrans("ая", "ую")
+_VERBS = ("л", "лся", "ть", "т", "м", "ёт", "сь")
 _TENTHS = {1: "десят", 2: "сот", 3: "тысячн"}
 _ROMAN = r"[IVXХ]{1,8}"
 
@@ -55,7 +58,12 @@ class Language(European):
 
     def named_months(self, months: str, rule: Rules) -> None:
         date = rf"(?<!\d)(\d\d?) ({months})\b(?: (\d{{4}})(?: года\b| г\.| г\b)?(?!\d))?"
-        rule(initials(self.months), date, lambda f: self.on_date(f[3] or "", self.months.index(f[2]) + 1, f[1]))
+        rule(initials(self.months), date, self._named_date)
+
+    def _named_date(self, found: Found) -> str:
+        return self.on_date(found[3] or "", self.months.index(found[2]) + 1, found[1]) + (
+            found.stop(found[0]) if found.before else ""
+        )
 
     def ordinal_at(self, found: Found) -> str | None:
         number, end = found[1], found[0][-1]
@@ -68,6 +76,16 @@ class Language(European):
             number, **({"gender": "f", "case": "g"} if oblique else self.table("ordinal_forms").get(end, {}))
         )
 
+    def per_one(self, unit: str, gender: str) -> str:
+        is_time = unit in self.words("time_units")
+        return f"в {unit[:-1]}{unit[-1].translate(_ACCUSATIVE)}" if is_time else super().per_one(unit, gender)
+
+    def nth_part(self, top: int, bottom: int) -> str:
+        """одна двенадцатая, три двенадцатых"""
+        one = is_one(str(top))
+        name = num2words(bottom, lang="ru", to="ordinal", **({"gender": "f"} if one else {"plural": True, "case": "g"}))
+        return f"{number(str(top), 'n', 'f')} {name}"
+
     def king(self, number: str, is_queen: bool) -> str:
         return self.ordinal(number, **({"gender": "f"} if is_queen else {}))
 
@@ -77,6 +95,11 @@ class Language(European):
         """The case that a word takes: "g", "a" or "d"; "n" if it takes none."""
         cases = {"g": "genitive", "a": "accusative", "d": "dative"}
         return next((case for case, name in cases.items() if before in self.words(name)), "n")
+
+    def _cases_of(self, before: str) -> str:
+        """The cases that a noun may have behind this word and its number, the likeliest first."""
+        listed = self.table("cases_behind").get(before)
+        return listed or {"g": "g", "d": "d", "a": "a", "n": "na"}[self.case_before(before)]
 
     def measured(self, found: Found, value: str, forms: list[str], gender: str) -> str | None:
         before, after = found.before, found.after
@@ -142,7 +165,11 @@ class Language(European):
 
     def holds(self, word: str, held: str) -> bool:
         """Is the word, behind the word `held`, needed to tell what a number agrees with?"""
-        if re.search(rf"(?:^|[(«\"–-]){_ROMAN}$", held):
+        if held in ("г.", "гг.", "в.", "вв.") and word in ("до", "н", "н.э"):
+            return True
+        if held == "до" and word in ("н", "н.э"):
+            return True
+        if re.search(rf"(?:^|[(«\"–—-]){_ROMAN}$", held):
             return word in ("в", "вв", "век", "века", "веке", "веку", "веком", "веков", "веках", "и", "по")
         if held in ("и", "по") and self.is_roman(word):
             return True
@@ -150,12 +177,46 @@ class Language(European):
             return held in ("по", "до", "из") and word[:1].isdigit() or held == "кв." and word in ("м", "км")
         if word == "из" and re.search(r"(?:^|[^1\d])[12]$|[2-9][12]$", held):
             return True
-        if word in ("по", "до", "кв", "годах", "годов"):
-            return True
+        if word in ("по", "до", "кв", "годах", "годов", "вв") or re.fullmatch("век(?:а|е|у|ом|ов|ах)?|в(?=$)", word):
+            return word != "в" or bool(re.search(r"(?<!\d)(?:[1-9]|1\d|2[01])$", held))
         return bool((_ADJECTIVE_ONE if held[-1] == "1" and held[-2:] != "11" else _ADJECTIVE).fullmatch(word))
 
     def is_roman(self, word: str) -> bool:
-        return word[:1] in "IVXХ" and bool(re.fullmatch(rf"{_ROMAN}(?:[–-]{_ROMAN})?", word))
+        return word[:1] in "IVXХ" and bool(re.fullmatch(rf"{_ROMAN}(?:[–—-]{_ROMAN})?", word))
+
+    def begins(self, word: str) -> bool:
+        return word.lstrip("(«") in self.table("places_short") or super().begins(word)
+
+    def first(self, rule: Rules) -> None:
+        names = ends_of(self.table("places_short"))
+
+        @rule("г.у", rf"^([(«]?)({names})$")
+        def place(found: Found) -> str | None:
+            """в г. Москве: в городе Москве"""
+            before, after = found.around.before.lower(), found.around.after
+            if not after[:1].isupper():
+                return None
+            case = "p" if before in ("в", "во", "на", "о", "об", "при") else "d" if before in ("к", "ко", "по") else "n"
+            if before in self.words("genitive") or (after.endswith(("ы", "и")) and re.fullmatch("[а-яё]{3,}", before)):
+                case = "g"
+            case = "n" if case == "p" and after.rstrip(".,;:!?").endswith(("у", "ю")) else case
+            return found[1] + self.table("places_short")[found[2]][case]
+
+        @rule("IVXХ", rf"^({_ROMAN})$")
+        def event(found: Found) -> str | None:
+            """II мировая война"""
+            end = re.search("(?:[аоы]я|ую|[оыи]й|ого|ому|ом|ое)$", found.after)
+            forms = self.table("adjective_ends").get(end[0]) if end else None
+            value = number_of(found[1])
+            return self.ordinal(str(value), **forms) if forms is not None and value else None
+
+        def times(found: Found) -> str:
+            form = ("раз", "раза", "раз")[self.form(found[1])]
+            return f"{self.cardinal(found[1])} {form}"
+
+        rule("xх", r"(?<![\w.,/-])(\d{1,3})[xх](?=$|[,.;!?]| )(?! \d)", times)
+        season = r"(?<![\w.,:/-])((?:19|20)\d\d)/((?:19|20)?\d\d)(?![\w/]|[.,]\d)"
+        rule("/", season, lambda f: f"{self.cardinal(f[1])} – {self.cardinal(f[2])}" if f[2][-2:] > f[1][2:] else None)
 
     # ---------------------------------------------------------------- counts
 
@@ -221,8 +282,18 @@ class Language(European):
         few = value[-1] in "234" and value[-2:-1] != "1"
         adjective = len(words) > 1
         stem = re.sub("(?:[аеоу]|ом)?$", "", noun)
-        if stem in self.table("places") and (noun[-1] == "е" or noun in (stem, "место")):
+        if stem in self.table("places") and (noun[-1] == "е" or noun in (stem, "место") and noun != "мест"):
             return "place", ""
+        known = readings(noun)
+        of_many = {case for case, _, plural in known if plural}
+        of_one = {gender for case, gender, plural in known if case == "g" and not plural}
+        for case in self._cases_of(before):
+            if case in "dip" and case in of_many:
+                return case, "m"
+        if few and of_many == {"g"} and not of_one:
+            return "g", "m"
+        if few and len(of_one) == 1 and "a" in self._cases_of(before):
+            return "n", of_one.pop().replace("n", "m")
         if re.search("[аяь]ми$", noun) or (adjective and first.endswith("ми")):
             return "i", "m"
         if re.search("[ая]х$", noun):
@@ -249,6 +320,12 @@ class Language(European):
         known = "f" if noun in self.words("feminine") or noun.endswith(("ость", "ция")) else known
         if re.sub("[аеоу]$", "", noun) in self.table("places"):
             return ("place", "") if end == "е" and before in ("в", "на") else ("", "")
+        known_forms = {case: gender for case, gender, plural in readings(noun) if not plural}
+        for wanted in self._cases_of(before):
+            if wanted in known_forms:
+                return wanted, known_forms[wanted]
+        if len(known_forms) == 1:
+            return next(iter(known_forms.items()))
         if case == "g":
             if end in "ыи":
                 return "g", "f"
@@ -288,7 +365,8 @@ class Language(European):
 
     def own(self, rule: Rules) -> None:
         rule("п", rf"(?<!\w)({_ROMAN}) по ({_ROMAN})(?= век(?!\w))", self._from_to)
-        chain = rf"({_ROMAN})(?:( ?[–-] ?| и )({_ROMAN}))?"
+        figure = rf"(?:{_ROMAN}|(?<![\w.,:/-])\d\d?|(?<=-)\d\d?)"
+        chain = rf"({figure})(?:( ?[–-] ?| и )({figure}))?"
         rule("в", rf"(?<!\w){chain} ?(век(?:а|е|у|ом|ов|ах)?|вв?\.)(?!\w)", self._century)
         months = "|".join(self.months)
         day, year = r"(\d\d?)", r"(?: (\d{4})(?: года\b| г\.| г\b)?(?!\d))?"
@@ -299,7 +377,9 @@ class Language(European):
         clock = rf"{HOUR}:{MINUTE}"
         rule(":", rf"(?<![\w.,:/-]){clock} ?{DASH} ?{clock}(?![\w:/]|[.,]\d)", self._span)
         rule(":", rf"(?<![\w.,:/-]){clock}(?![\w:/]|[.,]\d)", self._time)
-        rule("-", r"(?<![\w.,:/-])(\d{2,4}0)-(е|х|м|ми) (гг\.?|годы|годов|годах|годам)(?!\w)", self._decade)
+        decades = r"(?<![\w.,:/-])(\d{1,3}0)(?:-[ех])? ?[–-] ?(?=\d{1,3}0-([ех])(?!\w))"
+        rule("-–", decades, lambda f: f"{self._tens(f[1], f[2])} – ")
+        rule("-", r"(?<![\w.,:/-])(\d{1,3}0)-(е|х|м|ми) (гг\.?|годы|годов|годах|годам)(?!\w)", self._decade)
         year, ends = r"(1[1-9]\d\d|20\d\d)", r"(?![\w%]|[.,]\d|[:/–-]\d| ?(?:г|[$€₽°%]))"
         rule("-–", rf"(?<![\w.,:/-]){year} ?[–-] ?{year}{ends}", self._years)
         rule("к", r"(?<=\d) кв\. ?(к?м)(?!\w)", lambda f: f" {f[1]}²")
@@ -307,7 +387,7 @@ class Language(European):
         written = r"(?<![\w.,:/-])(?:0[1-9]|[12]\d|3[01])\.(?:0[1-9]|1[0-2])(?![\w]|[.,]\d| ?[%€$₽])"
         # 12.05: a day or a decimal; after "в" a time.
         rule(".", written, lambda f: None if f.before == "в" else keep(f))
-        rule(".", r"(?<![\w.,])[1-9]\d{0,2}\.\d{3}(?![\w.,])", keep)  # thousands or thousandths
+        rule(".", r"(?<![\w.,:/·-])[1-9]\d{0,2}\.\d{3}(?![\w.,:/·-])", keep)  # thousands or thousandths
         rule(",", r"(?<![\w.,])\d+,\d+(?=-[а-яё])", keep)
         rule("/", r"(?<![\w.,:/–-])1/([2-9])(?![\w/]|[.,]\d|-\d)", self._part)
         rule("", rf"(?<![\w.,–-])([1-9]\d{{0,2}})-?(?=(?:{self.any_of('compounds')}))", self._compound)
@@ -354,7 +434,7 @@ class Language(European):
         if case not in "ad" or not 1 <= int(found[1]) <= 31:
             return None
         year = f" {self.ordinal(found[3], case='g').removeprefix('одной ')} года" if found[3] else ""
-        return f"{self._day(found[1], case)} {found[2]}{year}"
+        return f"{self._day(found[1], case)} {found[2]}{year}{found.stop(found[0])}"
 
     def _clock(self, hour: str, minute: str, case: str) -> str:
         zero = "ноль " if int(minute) < 10 else ""
@@ -376,6 +456,9 @@ class Language(European):
         case = "p" if found.before in ("в", "во") else "n"
         return " – ".join(self._year(year, case) for year in (found[1], found[2]))
 
+    def _tens(self, number: str, end: str) -> str:
+        return num2words(int(number), lang="ru", to="ordinal", plural=True, case="n" if end == "е" else "g")
+
     def _decade(self, found: Found) -> str:
         case = {"е": "n", "х": "g", "м": "d", "ми": "i"}[found[2]]
         said = num2words(int(found[1]), lang="ru", to="ordinal", plural=True, case=case)
@@ -386,13 +469,14 @@ class Language(European):
     def _century(self, found: Found) -> str | None:
         first, link, last, noun = found[1], found[2], found[3], found[4]
         before = found.before
-        values = [number_of(roman) for roman in (first, last) if roman]
-        if not all(values):
+        values = [int(figure) if figure.isdecimal() else number_of(figure) for figure in (first, last) if figure]
+        counts = first.isdecimal() and not last and (noun == "веков" or noun == "века" and values[0] in (2, 3, 4))
+        if not all(values) or max(values) > 30 or (counts and before not in self.words("century_before")):
             return None
         if noun.endswith("."):
             inside = before in self.words("inside") or before == "на"
             case = "p" if inside else self.case_before(before).replace("a", "n")
-            if case == "n" and re.fullmatch("[а-яё]+", before):
+            if case == "n" and re.fullmatch("[а-яё]+\\.?", before):
                 case = "a" if before in self.words("accusative") else "g"
             noun = self.table("centuries_many" if last else "century")[case] + found.stop(noun)
         else:
@@ -407,16 +491,21 @@ class Language(European):
         return self.ordinal(year, case=case).removeprefix("одна ")
 
     def years_first(self, rule: Rules) -> None:
-        @rule("г", r"(?<![\w.,:/-])(1\d{3}|20\d\d) ?(году|года|годом|год|г\.|г)(?!\w)")
+        @rule("г", r"(?<![\w.,:/-])([1-9]\d{0,2}|1\d{3}|20\d\d) ?(году|года|годом|год|г\.|г)(?!\w)")
         def say(found: Found) -> str | None:
             year, written = found[1], found[2]
             before = found.before
             case = {"года": "g", "годом": "i", "год": "n"}.get(written)
+            era = re.match(" (?:до )?нашей эры", found.rest)
+            if int(year) < 1000 and not (era or (before in ("в", "во") and written == "г." and int(year) % 50)):
+                return None
             if not case:
                 is_genitive = before in self.words("year_genitive") | self.words("year_months")
                 case = "g" if is_genitive else self.table("year_cases").get(before, "n")
-                if written == "г." and case == "n" and year < "1100":
+                if written == "г." and case == "n" and not era and int(year) < 1100:
                     return None
+                is_noun = re.fullmatch("[а-яё]{3,}", before) and before not in self.words("accusative")
+                case = "g" if case == "n" and is_noun and written == "г." else case
                 if written == "г" and case == "n":  # grams or a year
                     return keep(found)
             if written == "году":
@@ -424,8 +513,35 @@ class Language(European):
             noun = written if written not in ("г", "г.") else self.table("year")[case]
             return f"{self._year(year, case)} {noun}{found.stop(written)}"
 
-        @rule("г", rf"(?<![\w.,:/-])(1\d{{3}}|20\d\d) ?{DASH} ?(1\d{{3}}|20\d\d) ?(гг\.|гг|годы|годах)(?!\w)")
+        @rule(
+            "г", rf"(?<![\w.,:/-])(1\d{{3}}|20\d\d) ?{DASH} ?(1\d{{3}}|20\d\d) ?(гг\.|гг|годы|годах|годов|годам)(?!\w)"
+        )
         def span(found: Found) -> str:
-            case = "p" if found.before in ("в", "во") else "n"
+            case = {"годов": "g", "годам": "d"}.get(found[3]) or ("p" if found.before in ("в", "во") else "n")
             noun = f"{self.table('years')[case]}{found.stop(found[3])}"
             return f"{self._year(found[1], case)} – {self._year(found[2], case)} {noun}"
+
+        @rule("г", r"(?<![\w.,:/-])(1\d{3}|20\d\d) (годах|годов|годами)(?!\w)")
+        def second(found: Found) -> str | None:
+            """в 1812 и 1814 годах"""
+            case = {"годах": "p", "годов": "g", "годами": "i"}[found[2]]
+            return f"{self._year(found[1], case)} {found[2]}" if found.before == "и" else None
+
+        @rule("г", r"(?<=по )(1\d{3}|20\d\d) ?(гг\.|гг|годы)(?!\w)")
+        def last(found: Found) -> str:
+            return f"{self._year(found[1], 'n')} {self.table('years')['n']}{found.stop(found[2])}"
+
+        @rule("", r"(?<![\w.,:/-])(1[5-9]\d\d|20[0-4]\d)(?![\w%]|[.,]\d|[:/–-]\d| ?[$€₽°]| \d{3}| [а-яё])")
+        def bare(found: Found) -> str | None:
+            """С 1930 преподавал: a year, unless a noun follows that it counts."""
+            before, after = found.before, found.after
+            genitive = self.words("year_genitive") | self.words("year_months")
+            case = "g" if before in genitive else self.table("year_cases").get(before)
+            if not case or found.rest.strip('.,;:!?)»"') or self.is_plural(after):
+                return None
+            return self._year(found[1], case)
+
+    def is_plural(self, word: str) -> bool:
+        """Is the word a noun or an adjective in the genitive plural, which a number counts?"""
+        ends = "(?:[оеё]в|ей|ых|их|лет|раз|[бвгджзклмнпрстфхцчшщ]|ий|ь)$"
+        return bool(re.fullmatch("[а-яё]{3,}", word) and re.search(ends, word)) and not word.endswith(_VERBS)

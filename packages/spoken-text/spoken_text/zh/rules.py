@@ -3,7 +3,7 @@
 import re
 
 from spoken_text.east_asian import EastAsian
-from spoken_text.rule import DASH, Found, Kept, Rules, keep
+from spoken_text.rule import DASH, DASHES, Found, Kept, Rules, keep
 
 _DIGITS = "零一二三四五六七八九"
 _SCALES = {10**12: "兆", 10**8: "亿", 10**4: "万", 1000: "千", 100: "百", 10: "十"}
@@ -51,8 +51,27 @@ class Language(EastAsian):
         number, whole, digits = self.pattern, self.whole, self.digits
         link = "是|为|為|[:：]"
         named = re.compile(rf"(?:{self.any_of('numbered')})(?:号|号码)?(?:{link})? ?$|号(?:{link}) ?$")
-        written = r"(?<![\w.,/-])\d{3,20}(?: \d{3,8}){0,5}(?![\w]|[.,:/-]\d| \d)"
+        written = r"(?<![\w.,/-])\d{3,20}(?:[ -]\d{3,8}){0,5}(?![\w]|[.,:/-]\d| \d)"
         rule("", written, lambda f: self.dialled(f) if named.search(f.ahead) else None)
+        area = re.compile(r"[（(]0\d{2,3}[)）] ?$")
+        rule("", r"^\d{7,8}$", lambda f: digits(f[0]) if area.search(f.around.left) else None)
+
+        @rule("1", r"(?<![\w.,/-])(?:11[0-2]|119|12[02])(?![\w.,/-])")
+        def emergency(found: Found) -> str | None:
+            return digits(found[0]) if self.behind(found, "报火急救警") else None
+
+        rule(DASHES, r"^([1-9]\d{2,3})[-–~～]([1-9]\d{2,3})$", self._life)
+
+        @rule("", r"(?<![\w.,/-])((?:19|20)\d\d)(?=[世奥奧亚亞冬春夏秋款版]|欧(?!元)|$)")
+        def event(found: Found) -> str | None:
+            """2010世博会"""
+            return digits(found[1]) if self.behind(found, "世奥奧亚亞冬春夏秋款版欧") else None
+
+        rule(
+            "k",
+            r"(?<![\w.,])(\d{1,3}(?:\.\d)?)k",
+            lambda f: f"{self.said(f[1])}k" if self.behind(f, "采音赫") else None,
+        )
         rule("(", r"\((0\d{2,3})\) ?(\d{7,8})(?![\w-])", self.dialled)
         rule("", r"(?<![\w.,/-])[45]\d\d(?![\w.,/-])", lambda f: digits(f[0]) if self.behind(f, "错状") else None)
         rule("HQhq", r"(?<![\w.,/-])(?:19|20)\d\d(?=[QqHh][1-4](?!\w))", lambda f: digits(f[0]))
@@ -89,7 +108,7 @@ class Language(EastAsian):
         self._years(rule)
         self._ratios(rule)
         rule("‰", rf"({number}) ?‰", lambda f: f"千分之{self.said(f[1])}")
-        per = "小时|分钟|[秒天日人月年个件斤公平立吨米次瓶份晚升单间]"
+        per = "小时|分钟|[分秒天日人月年个件斤公平立吨米次瓶份晚升单间]"
         rule("/", rf"(?<=[里米克升元斤吨次人])/(?={per})", lambda f: "每")
         rule("Pp", r"(?<![\w.,])\d{3,4}(?=[pP](?![A-Za-z]))", lambda f: digits(f[0]))
         # 图1-2 may be one figure or two.
@@ -142,6 +161,14 @@ class Language(EastAsian):
             if lost or right in self.won or re.search(r"(?:比分|总分|以|战成|踢成|打成)(?:是|为|[:：])?$", left):
                 return f"{self.whole(int(found[1]))}比{self.whole(int(found[2]))}"
             return keep(found) if int(found[1]) >= int(found[2]) and found[0][0] != "0" else None
+
+    def below_one(self, decimals: str) -> str:
+        return f"{self.point}{self.digits(decimals)}"
+
+    def _life(self, found: Found) -> str | None:
+        """（1881-1936）"""
+        sure = found.ahead.endswith(("（", "(")) and int(found[1]) < int(found[2])
+        return f"{self.digits(found[1])}{self.to}{self.digits(found[2])}" if sure else None
 
     def counters(self, rule: Rules) -> None:
         """Years, counters, codes and 11-digit telephone numbers."""
