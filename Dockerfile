@@ -19,6 +19,21 @@ RUN apt-get update \
  && apt-get install --yes --no-install-recommends ca-certificates python3 \
  && rm -rf /var/lib/apt/lists/*
 
+FROM ${VARIANT} AS wheels
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends python3-venv
+WORKDIR /build
+COPY image/build.txt ./
+RUN python3 -m venv /opt/build \
+ && /opt/build/bin/pip install --no-cache-dir --no-compile --require-hashes --requirement build.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY qwen_megakernel qwen_megakernel
+COPY qwen_check qwen_check
+COPY csrc csrc
+COPY packages/spoken-text packages/spoken-text
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation --wheel-dir /wheels \
+    . packages/spoken-text
+
 FROM ${VARIANT} AS packages
 ARG VARIANT
 # For the CPU: the address of PyTorch's index of CPU builds.
@@ -32,8 +47,9 @@ COPY image/build.txt image/${VARIANT}.txt ./
 RUN python3 -m venv /opt/venv \
  && pip install --no-cache-dir --no-compile --require-hashes --requirement build.txt \
  && pip install --no-cache-dir --no-compile --require-hashes --no-build-isolation --requirement "$VARIANT.txt"
-COPY dist/qwen_megakernel-*.whl dist/spoken_text-*.whl ./
-RUN pip install --no-cache-dir --no-compile --no-deps --no-index ./*.whl \
+# Our own wheels come from a stage of their own: a change of our code installs nothing else anew.
+COPY --from=wheels /wheels ./wheels
+RUN pip install --no-cache-dir --no-compile --no-deps --no-index ./wheels/*.whl \
  && pip check \
  && pip uninstall --yes pip
 # The image for the CPU stays below 1 GB without torch's headers and programs and the packages' tests.
@@ -48,7 +64,7 @@ LABEL org.opencontainers.image.title="qwen-megakernel" \
 RUN groupadd --gid 10001 tts && useradd --create-home --uid 10001 --gid 10001 tts
 COPY --from=packages /opt/venv /opt/venv
 # Models and the compiled kernel are kept in the cache; everything else may be read-only, with /tmp in memory.
-ENV PATH=/opt/venv/bin:$PATH XDG_CACHE_HOME=/home/tts/cache
+ENV PATH=/opt/venv/bin:$PATH XDG_CACHE_HOME=/home/tts/cache QWEN_MEGAKERNEL_HOST=0.0.0.0
 USER 10001:10001
 WORKDIR /home/tts
 RUN mkdir cache voices
@@ -56,6 +72,6 @@ VOLUME /home/tts/cache
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10m \
   CMD ["python3", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=2)"]
-# QWEN_MEGAKERNEL_TOKEN must be set: it listens to everybody.
-ENTRYPOINT ["qwen-megakernel", "serve", "--host", "0.0.0.0"]
+# QWEN_MEGAKERNEL_TOKEN or _KEYS_FILE must be set: it listens to everybody.
+ENTRYPOINT ["qwen-megakernel", "serve"]
 CMD ["--model", "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice"]

@@ -64,9 +64,11 @@ test-attacks: $(VENV)/.installed ## Test | raw sockets attack a server while som
 
 # The image for the CPU, built and run; first what the tools of containers say of its files. image/tests/test_container.py tells
 # what ENGINE and IMAGE_BUILD mean.
-test-image: $(VENV)/.installed $(IMAGE)/.installed wheel ## Test | the container image for the CPU, built and run
+test-image: $(VENV)/.installed $(IMAGE)/.installed ## Test | the container image for the CPU, built and run
 	$(IMAGE)/bin/hadolint Dockerfile
-	$(IMAGE)/bin/kubernetes-validate --strict examples/kubernetes.yaml
+	for overlay in base one-gpu; do \
+		kubectl kustomize examples/kubernetes/$$overlay | $(IMAGE)/bin/kubernetes-validate --strict /dev/stdin || exit; \
+	done
 	$(BIN)/python -m pytest -m image -s image/tests/test_container.py
 
 test-compat: $(COMPAT)/.installed ## Test | the Pipecat service with the oldest Pipecat that pyproject.toml admits

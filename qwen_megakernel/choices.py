@@ -76,6 +76,13 @@ PLAYERS = {
 MANIFEST = "manifest.jsonl"  # of a batch
 VERIFIED_FRAMES = 125  # most of an utterance of `verify`: 10 s
 
+OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15")
+"""OpenAI's own model names. Clients send one of them by default, and get the served model."""
+
+OPENAI_VOICES = "alloy ash ballad cedar coral echo fable marin nova onyx sage shimmer verse".split()  # November 2026
+
+LOG_FORMATS = ("text", "json")
+
 TOKEN = "QWEN_MEGAKERNEL_TOKEN"
 """Environment variable with a server's token, because every user of a machine can read command lines."""
 

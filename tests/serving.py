@@ -6,7 +6,7 @@ import io
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -84,6 +84,14 @@ def made_by(engine: TTSEngine, text: str, **options) -> Audio:
 def said(server: Running, text: str = TEXT, seed: int = 5, **options) -> bytes:
     """Its PCM."""
     return pcm16(audio_of(server, text, seed, **options).samples)
+
+
+def access(caplog, count: int) -> list[dict[str, Any]]:
+    """The fields of the log's lines about requests, once so many have ended."""
+    told = lambda: [each.fields for each in caplog.records if each.name == "qwen_megakernel.access"]  # noqa: E731
+    until(lambda: len(told()) >= count)
+    assert len(told()) == count, told()
+    return told()
 
 
 def recording(seed: int = 1, seconds: float = 1.0, rate: int = 24000, channels: int = 1) -> bytes:
@@ -166,7 +174,7 @@ class Front(NamedTuple):
 def fronts_of(service: EngineService, count: int, **options) -> Iterator[list[Front]]:
     """Fronts of a server's engine, in this process, until the block ends. options: those of `ServerOptions`."""
     connections, sockets = [0] * count, [0] * count
-    hub, over = Hub(service, Metrics(service, OpenCount(sockets))), threading.Event()
+    hub, over = Hub(service, Metrics(service, OpenCount(sockets), OpenCount(connections))), threading.Event()
 
     def tell() -> None:
         while not over.wait(0.02):

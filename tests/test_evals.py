@@ -71,5 +71,5 @@ async def test_the_bot_of_pipecats_package_passes():
 async def test_the_bot_of_pipecats_package_passes_with_a_server():
     with ready(small_demo) as server:
         await passes(RUNS[0].bot_path, [run.load() for run in RUNS], QWEN_MEGAKERNEL_URL=server.socket_url)
-        spoken = re.search(r"^qwen_megakernel_audio_seconds_total (.*)", get(server.url + "/metrics").text, re.M)
+        spoken = re.search(r"^qwen_megakernel_audio_seconds_total{.*} (.*)", get(server.url + "/metrics").text, re.M)
     assert float(spoken[1]) > 2, "the server spoke, not the bot itself"

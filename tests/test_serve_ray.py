@@ -194,7 +194,7 @@ def test_a_client_that_leaves_frees_its_slot(cluster):
 
     def freed() -> bool:
         answer = httpx.get(f"{URL}/metrics", timeout=PATIENCE_S)
-        lines = ("qwen_megakernel_cancelled_total 1.0", "qwen_megakernel_streams 0.0")
+        lines = ('qwen_megakernel_streams{model="demo"} 0.0',)
         return answer.headers["X-Replica"] == replica and all(line in answer.text.splitlines() for line in lines)
 
     until(freed)

@@ -14,21 +14,34 @@ import pytest
 from qwen_megakernel import BackendError, cli
 from qwen_megakernel.commands.options import server_options
 from qwen_megakernel.server import process
+from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.options import ServerOptions, rows_of
 
+CERT = ["--ssl-certfile", "cert.pem"]
+"""Without it the other options of TLS are refused."""
 GIVEN: dict[str, tuple[Any, list[str]]] = {
     "voices": (Path("some"), ["--voices", "some"]),
     "allow_foreign_voice": (True, ["--allow-foreign-voice"]),
     "served_names": (("one", "two"), ["--served-name", "one", "--served-name", "two"]),
     "voice_aliases": ({"nova": "ada", "ash": "max"}, ["--voice-alias", "nova=ada", "--voice-alias", "ash = max"]),
     "openai_voices": (True, ["--voice-alias", "OpenAI"]),
+    "lexicon_file": (None, []),
     "token": ("secret", ["--token", "secret"]),
+    "keys_file": (Path("keys.toml"), ["--keys-file", "keys.toml"]),
     "allow_upload": (True, ["--allow-upload"]),
     "allow_clone": (True, ["--allow-clone"]),
     "allow_origins": (("https://a.example",), ["--allow-origin", "https://a.example"]),
     "ui": (True, ["--ui"]),
     "log_texts": (True, ["--log-texts"]),
+    "log_format": ("json", ["--log-format", "json"]),
+    "grace_seconds": (5.0, ["--grace-seconds", "5"]),
+    "drain_seconds": (600.0, ["--drain-seconds", "600"]),
+    "otlp_endpoint": ("http://127.0.0.1:4318", ["--otlp-endpoint", "http://127.0.0.1:4318"]),
+    "ssl_certfile": (Path("cert.pem"), ["--ssl-certfile", "cert.pem"]),
+    "ssl_keyfile": (Path("key.pem"), ["--ssl-keyfile", "key.pem", *CERT]),
+    "ssl_keyfile_password": ("secret", ["--ssl-keyfile-password", "secret", *CERT]),
+    "ssl_ca_certs": (Path("ca.pem"), ["--ssl-ca-certs", "ca.pem", *CERT]),
     "defaults": ({"speed": 1.5}, ["--speed", "1.5"]),
     "limits": (Limits(), []),
 }
@@ -44,15 +57,16 @@ def read(*words: str) -> argparse.Namespace:
 def test_every_option_has_a_value_here_and_those_with_a_row_an_entrance():
     assert set(GIVEN) == {field.name for field in dataclasses.fields(ServerOptions)}
     rows = {name for entrance in ("serve", "wyoming", "ray") for name in rows_of(entrance)}
-    assert set(GIVEN) - {"openai_voices", "defaults", "limits"} == rows
+    assert set(GIVEN) - {"openai_voices", "lexicon_file", "defaults", "limits"} == rows
 
 
 @pytest.mark.parametrize("command", ["serve", "wyoming"])
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_command_line_leads_to_the_server(command, name, capsys):
     value, words = GIVEN[name]
-    if name in rows_of(command).keys() | ALSO[command] | {"defaults", "limits"}:
-        assert server_options(read(command, *words), command) == ServerOptions(**{name: value})
+    if name in rows_of(command).keys() | ALSO[command] | {"defaults", "limits", "lexicon_file"}:
+        also = {"ssl_certfile": Path("cert.pem")} if words[-2:] == CERT else {}
+        assert server_options(read(command, *words), command) == ServerOptions(**also | {name: value})
     else:
         with pytest.raises(SystemExit):
             read(command, *words)
@@ -97,7 +111,9 @@ def on_ray(monkeypatch):
     del sys.modules[name]
     module, made = import_module(name), []
     monkeypatch.setattr(module.serve, "get_replica_context", lambda: replica)
-    api = SimpleNamespace(add_middleware=lambda *_args, **_options: None)
+    api = SimpleNamespace(add_middleware=lambda *_args, **_options: None, state=SimpleNamespace(metrics=None))
+    monkeypatch.setattr(module, "_export", lambda metrics: None)
+    monkeypatch.setattr(module, "set_up", lambda form: None)
     monkeypatch.setattr(module, "make_app", lambda _load, options, **_more: made.append(options) or api)
     return module, made
 
@@ -108,7 +124,26 @@ def test_an_argument_of_ray_leads_to_the_server(on_ray, name):
     value, _ = GIVEN[name]
     written = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
     module._make_app(module.Args(device="cpu", normalize="auto", **{name: written}), "secret")
-    assert made == [ServerOptions(token="secret", defaults={"normalize": "auto"}, **{name: value})]
+    assert made == [ServerOptions(token="secret", drain_seconds=60.0, defaults={"normalize": "auto"}, **{name: value})]
+
+
+def test_ray_is_told_every_metric_with_its_labels(on_ray):
+    class Gauge:
+        def __init__(self, name: str, about: str, labels: tuple[str, ...]):
+            self.labels, self.values = labels, {}
+
+        def set(self, value: float, labels: dict[str, str]) -> None:
+            assert tuple(labels) == self.labels
+            self.values[tuple(labels.values())] = value
+
+    app, gauges = make_app(lambda: None, model="demo"), {}
+    told = {"protocol": "http", "route": "/v1/models", "key": "", "status": 200, "seconds": 0.1, "characters": 0}
+    for _ in range(2):
+        app.state.metrics.answered(told | {"reason": "busy"})
+        on_ray[0]._tell(app.state.metrics, gauges, Gauge)
+    assert gauges["qwen_megakernel_requests_total"].values == {("http", "/v1/models", "200", ""): 2}
+    assert gauges["qwen_megakernel_request_duration_seconds_bucket"].values["http", "+Inf"] == 2
+    assert gauges["qwen_megakernel_ready"].values == {(): 0} and not [name for name in gauges if "_created" in name]
 
 
 def test_ray_takes_no_other_options_of_a_server(on_ray):

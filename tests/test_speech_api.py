@@ -239,8 +239,8 @@ def test_whole_answers_are_said_again_where_they_end_badly(server, monkeypatch):
     assert entry["attempts"] == 2 and base64.b64decode(entry["audio"]) == wanted
     assert engine.metrics()["retries"] == before + 3
     told = get(f"{server.url}/metrics").text
-    for line in (f"qwen_megakernel_retries_total {before + 3}.0", "qwen_megakernel_runaway_babble_total 0.0"):
-        assert line in told
+    for name, count in (('retries_total{model="demo"}', before + 3), ('runaways_total{kind="babble",model="demo"}', 0)):
+        assert f"qwen_megakernel_{name} {count}.0" in told
 
 
 def test_the_last_attempt_that_ends_badly_is_told(server, monkeypatch):

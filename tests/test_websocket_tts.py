@@ -610,3 +610,13 @@ def test_an_idle_socket_is_kept_alive(monkeypatch):
     down, up, _ = run([pinged, *turn("Hello.")], server)
     assert server.sockets == 1 and not of(up, ErrorFrame) and len(pcm(down))
     assert len(server.of("ping")) <= (time.monotonic() - began) / 0.1, "no more often than asked for"
+
+
+def test_the_trace_of_pipecat_goes_on_in_the_server():
+    from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+
+    service = MegakernelWebsocketTTSService(url="ws://127.0.0.1:1")
+    of_context = SpanContext(0xAB, 0xCD, is_remote=False, trace_flags=TraceFlags(1))
+    service._tts_spans = {"a": {"span": NonRecordingSpan(of_context)}}  # as Pipecat's tracing keeps them
+    assert service._trace_of("a") == {"traceparent": f"00-{0xAB:032x}-{0xCD:016x}-01"}
+    assert service._trace_of("b") == {}

@@ -373,10 +373,14 @@ def start(text: str = TEXT) -> list:
         ([Event("ping", {"text": 3})], "invalid", "ping: text must be a string"),
     ],
 )
-def test_what_is_wrong_is_told_and_ends_the_connection(server, events, code, words):
+def test_what_is_wrong_is_told_and_logged_once_and_ends_the_connection(server, events, code, words, caplog):
     heard = ask(server, *events)
     assert heard.types[-1] == "error" and heard.error.code == code and words in heard.error.text
     server.at_rest()
+    logged = [record.fields for record in caplog.records if record.name == "qwen_megakernel.access"]
+    (refused,) = (fields for fields in logged if "code" in fields)
+    assert refused["code"] == code and refused["protocol"] == "wyoming" and refused["client"] == "127.0.0.1"
+    assert {fields["request_id"] for fields in logged} == {refused["request_id"]} and TEXT not in str(logged)
 
 
 def answer(server: Running, text: str, streams: bool) -> Heard:
@@ -430,6 +434,7 @@ JSON = b'{"type": "ping"%s}\n'
 def test_bytes_that_are_no_event_are_told(server, sent, words):
     heard = talk_bytes(server, sent)
     assert heard["type"] == "error" and heard["data"]["code"] == "protocol" and words in heard["data"]["text"]
+    assert len(heard["data"]["request_id"]) == 32
 
 
 def talk_bytes(server: Running, sent: bytes) -> dict | None:
@@ -678,13 +683,14 @@ def test_what_can_never_work_ends_it_before_it_loads(args, message, monkeypatch,
     assert error.startswith("error: ") and message in error
 
 
-def test_off_loopback_it_warns(monkeypatch, capsys):
+def test_off_loopback_it_warns(monkeypatch, capsys, caplog):
     from qwen_megakernel.server.wyoming import api as wyoming_api
 
     monkeypatch.setattr(wyoming_api, "serve", lambda _service, listener: listener.close() or 0)
     assert cli.main(["wyoming", "--device", "cpu", "--host", "0.0.0.0", "--allow-network", "--port", "0"]) == 0
     told = capsys.readouterr().err
-    assert "warning: everybody who reaches 0.0.0.0:" in told and ":0 " not in told, "the port that it got"
+    assert "WARNING commands.serve everybody who reaches 0.0.0.0:" in told and ":0 " not in told, "the port that it got"
+    caplog.clear()
 
 
 def test_the_compose_file_says_what_the_command_line_takes():

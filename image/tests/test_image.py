@@ -1,10 +1,11 @@
-"""What the container image is made of: locked packages, the Dockerfile, compose.yaml and examples/kubernetes.yaml agree
-with pyproject.toml, constraints.txt and the server. image/tests/test_container.py builds and runs the image."""
+"""What the container image is made of: locked packages, the Dockerfile, compose.yaml and examples/kubernetes agree with
+pyproject.toml, constraints.txt and the server. image/tests/test_container.py builds and runs the image."""
 
 import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -20,6 +21,7 @@ from qwen_megakernel.backend import card
 from qwen_megakernel.choices import TOKEN
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.guard import OPEN
+from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.options import ServerOptions
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +92,8 @@ def test_only_the_lock_for_the_cpu_has_the_cpu_build_of_torch():
 
 def test_what_builds_a_source_package_is_locked_in_the_same_version():
     building = installed("image/build.txt", MACHINES[0])
-    assert building.pop("pip") and building == {"setuptools": installed("image/cpu.txt", MACHINES[0])["setuptools"]}
+    assert building.pop("pip") and building["setuptools"] == installed("image/cpu.txt", MACHINES[0])["setuptools"]
+    assert building.items() <= pins("constraints.txt").items() and "hatchling" in building
 
 
 def test_the_image_has_the_nvcc_that_doctor_recommends():
@@ -112,7 +115,10 @@ def served(image_command: list[str]) -> argparse.Namespace:
     """What the command line makes of the image's entry point with a command behind it."""
     (entry,) = map(json.loads, dockerfile("ENTRYPOINT"))
     assert entry[0] in PROJECT["scripts"]
-    args = cli.make_parser().parse_args([*entry[1:], *image_command])
+    host = dict(setting.split("=") for line in dockerfile("ENV") for setting in line.split())["QWEN_MEGAKERNEL_HOST"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QWEN_MEGAKERNEL_HOST", host)
+        args = cli.make_parser().parse_args([*entry[1:], *image_command])
     assert args.run == "serve:serve" and args.host == "0.0.0.0"
     return args
 
@@ -129,17 +135,21 @@ def test_base_images_and_python_packages_are_pinned_by_hash():
     assert set(dockerfile("FROM")) == {
         "${CUDA_BASE} AS cuda",
         "${CPU_BASE} AS cpu",
+        "${VARIANT} AS wheels",
         "${VARIANT} AS packages",
         "${VARIANT}",
     }
     installs = re.findall(r"pip install ([^&\n]*)", "\n".join(dockerfile("RUN")))
-    assert len(installs) == 3 and all("--require-hashes" in line or "--no-deps --no-index" in line for line in installs)
+    assert len(installs) == 4 and all("--require-hashes" in line or "--no-deps --no-index" in line for line in installs)
 
 
-def test_the_image_is_built_from_nothing_but_our_wheels_and_the_locks():
-    assert text(".dockerignore").split() == ["*", "!dist/*.whl", "!image/*.txt"]
+def test_the_image_is_built_from_nothing_but_what_our_wheels_are_made_of_and_the_locks():
+    sent = {line.removeprefix("!").removesuffix("/**") for line in text(".dockerignore").split() if line[0] == "!"}
     copied = {word for line in dockerfile("COPY") if "--from" not in line for word in line.split()[:-1]}
-    assert copied == {"image/build.txt", "image/${VARIANT}.txt", "dist/qwen_megakernel-*.whl", "dist/spoken_text-*.whl"}
+    locks = {"image/build.txt", "image/${VARIANT}.txt"}
+    assert copied - locks == sent - {"image/*.txt", "dist/*.whl"}, "examples/local_agent.compose.yaml takes dist/*.whl"
+    wheel = tomllib.loads(text("pyproject.toml"))["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {*wheel["packages"], *wheel["force-include"], PROJECT["readme"], *PROJECT["license-files"]} < copied
 
 
 def test_the_dockerfile_says_what_the_server_takes():
@@ -165,12 +175,23 @@ def test_compose_says_what_the_server_and_the_image_take(profile):
         }
 
 
+KUBERNETES = ROOT / "examples/kubernetes"
+
+
+def built(overlay: str) -> dict[str, dict]:
+    """What Kustomize makes of a folder, by kind."""
+    kubectl = shutil.which("kubectl") or pytest.skip("there is no kubectl")
+    made = subprocess.run([kubectl, "kustomize", str(KUBERNETES / overlay)], capture_output=True, text=True, check=True)
+    return {each["kind"]: each for each in yaml.safe_load_all(made.stdout)}
+
+
 def test_kubernetes_says_what_the_server_and_the_image_take():
-    claim, deployment, service = yaml.safe_load_all(text("examples/kubernetes.yaml"))
+    deployment = yaml.safe_load((KUBERNETES / "base/deployment.yaml").read_text())
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    args = served(container["args"])
-    assert container["ports"] == [{"name": "http", "containerPort": args.port}]
+    config = "/etc/qwen-megakernel/config/config.toml"
+    args = served([word.replace(config, str(KUBERNETES / "base/config.toml")) for word in container["args"]])
+    assert container["ports"] == [{"name": "http", "containerPort": args.port}] and args.log_format == "json"
     probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")}
     assert {name: probe["path"] for name, probe in probes.items()} == {
         "startup": "/ready",
@@ -178,15 +199,35 @@ def test_kubernetes_says_what_the_server_and_the_image_take():
         "liveness": "/health",
     }
     assert all(probe["port"] == "http" and probe["path"] in routes() for probe in probes.values())
-    assert [variable["name"] for variable in container["env"]] == [TOKEN]
-    assert container["env"][0]["valueFrom"]["secretKeyRef"]
-    assert {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]} == {"cache": CACHE, "tmp": "/tmp"}
-    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    readiness = container["readinessProbe"]
+    unrouted = readiness["periodSeconds"] * readiness["failureThreshold"] + readiness["timeoutSeconds"]
+    assert args.grace_seconds > 2 * unrouted and args.drain_seconds >= Limits().total_s
+    assert pod["terminationGracePeriodSeconds"] > args.grace_seconds + args.drain_seconds + 15
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts["cache"] == CACHE and mounts["tmp"] == "/tmp" and mounts["config"] == str(Path(config).parent)
+    assert args.keys_file.parent == Path(mounts["keys"]) and not pod["enableServiceLinks"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert container["securityContext"]["readOnlyRootFilesystem"] and pod["securityContext"]["runAsNonRoot"]
     assert dockerfile("USER") == ["{runAsUser}:{runAsGroup}".format(**pod["securityContext"])]
-    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
-    assert service["spec"]["ports"][0]["targetPort"] == "http"
+
+
+@pytest.mark.parametrize("overlay", ["base", "one-gpu", "monitored"])
+def test_what_kustomize_makes_belongs_together(overlay):
+    made = built(overlay)
+    deployment = made["Deployment"]["spec"]
+    labels = deployment["template"]["metadata"]["labels"]
+    assert labels == deployment["selector"]["matchLabels"] == made["Service"]["spec"]["selector"]
+    assert made["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
+    assert made["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    volumes = {volume["name"]: volume for volume in deployment["template"]["spec"]["volumes"]}
+    assert volumes["config"]["configMap"]["name"] == made["ConfigMap"]["metadata"]["name"]
+    assert volumes["cache"]["persistentVolumeClaim"]["claimName"] == made["PersistentVolumeClaim"]["metadata"]["name"]
+    alone = overlay == "one-gpu"
+    assert deployment["strategy"]["type"] == ("Recreate" if alone else "RollingUpdate")
+    assert made["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteOnce" if alone else "ReadWriteMany"]
+    if overlay == "monitored":
+        assert made["ServiceMonitor"]["spec"]["selector"]["matchLabels"] == made["Service"]["metadata"]["labels"]
+        assert made["ScaledObject"]["spec"]["scaleTargetRef"]["name"] == made["Deployment"]["metadata"]["name"]
 
 
 def test_everything_that_is_kept_is_below_the_cache():

@@ -4,11 +4,13 @@ Help shows them, so what takes long to import is imported by the functions that 
 """
 
 import argparse
+import os
 import sys
 import types
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -18,6 +20,7 @@ from qwen_megakernel.choices import (
     DEMO,
     DEMO_NOTICE,
     ENDINGS,
+    LOG_FORMATS,
     LONGEST_PAUSE_S,
     OUT,
     PARTS,
@@ -26,6 +29,7 @@ from qwen_megakernel.choices import (
     WEIGHTS,
     parts_of,
 )
+from qwen_megakernel.commands.config import PREFIX, actions_of, config_file, from_environment, from_file
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import BackendError, RequestError, VoiceError
 from qwen_megakernel.server.limits import Limits
@@ -79,7 +83,13 @@ def refuse_unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]
 
 class CommandParser(argparse.ArgumentParser):
     """A command's parser. It refuses unknown arguments itself, because argparse would print the whole program's
-    usage."""
+    usage.
+
+    Attributes:
+        configured: a file and the environment may give its options too.
+    """
+
+    configured = False
 
     def parse_known_args(self, args=None, namespace=None):
         args = sys.argv[1:] if args is None else args
@@ -91,7 +101,41 @@ class CommandParser(argparse.ArgumentParser):
                 self.error(f"unknown option {unknown[0]}")
             near = ", such as --text" if "--text" in self._option_string_actions else ""
             self.error(f"unexpected words: {' '.join(unknown)}; put them behind an option{near}")
+        if self.configured:
+            self._add_configured(args, namespace)
         return namespace, unknown
+
+    def _add_configured(self, args: Sequence[str], namespace: argparse.Namespace) -> None:
+        """Give the namespace the options of file and environment that the command line lacks, and `sources`: where each
+        option comes from."""
+        actions, typed = actions_of(self), self._given(args)
+        namespace.sources = {}
+        layers = [("environment", partial(from_environment, os.environ, actions))]
+        if path := config_file(typed):
+            layers.insert(0, (f"file {path}", partial(from_file, path, actions)))
+        try:
+            for source, read in layers:
+                words, off = read()
+                for name, value in {**self._given(words), **off}.items():
+                    setattr(namespace, name, value)
+                    namespace.sources[name] = source
+        except BackendError as error:
+            self.error(shown(str(error)))
+        for name, value in typed.items():
+            setattr(namespace, name, value)
+            namespace.sources[name] = "command line"
+
+    def _given(self, words: Sequence[str]) -> dict[str, Any]:
+        """The options that these words give, without defaults."""
+        defaults = [(action, action.default) for action in self._actions]
+        try:
+            for action, _ in defaults:
+                action.default = argparse.SUPPRESS
+            given, _ = super().parse_known_args(list(words), argparse.Namespace())
+        finally:
+            for action, default in defaults:
+                action.default = default
+        return {name: value for name, value in vars(given).items() if name not in self._defaults}
 
 
 def add_command(commands: argparse._SubParsersAction, name: str, run: str, about: str, more: str = "") -> CommandParser:
@@ -299,16 +343,24 @@ def check_voice(variant: str, options: RequestOptions) -> None:
         raise VoiceError(f"a Base checkpoint needs a voice: {words}")
 
 
-def add_server_options(parser: argparse._ActionsContainer, entrance: str, *, streams: int) -> None:
+def add_server_options(parser: CommandParser, entrance: str, *, streams: int) -> None:
     """Add the options of a server and of its engine. `streams`: the default of --max-streams."""
+    parser.configured = True
+    about = f"TOML file of options, named as here; {PREFIX}* variables and the command line go before it"
+    parser.add_argument("--config", metavar="FILE", help=about)
+    parser.add_argument("--print-config", action="store_true", help="print the options in force as TOML, and end")
     add_engine_options(parser, max_streams=streams, max_positions=1024, max_queue=None)
     add_speech_options(parser, entrance)
     for name, (kind, row) in rows_of(entrance).items():
+        default = getattr(ServerOptions(), name)
         how: dict[str, Any] = {"dest": name, "help": row.about}
         if kind is bool:
-            how["action"] = "store_true"
+            how |= {"action": argparse.BooleanOptionalAction, "default": None}
         elif get_origin(kind) is types.UnionType:
             how |= {"metavar": row.metavar, "type": get_args(kind)[0]}
+        elif kind in (str, float):
+            how |= {"metavar": row.metavar, "default": default, "help": f"{row.about}; default: %(default)s"}
+            how |= {"choices": LOG_FORMATS} if name == "log_format" else {"type": a_number}
         else:
             about = f"{row.about}; may be given several times"
             how |= {"metavar": row.metavar, "action": "append", "default": [], "help": about}
@@ -320,10 +372,12 @@ def server_options(args: argparse.Namespace, entrance: str, **changes: Any) -> S
     """The server's options of a command line. `changes` replace them. Raises RequestError: as `speech_options`. Raises
     BackendError: no client could send the token or a served name."""
     given = {field.name: getattr(args, field.name) for field in fields(ServerOptions) if hasattr(args, field.name)}
+    given = {name: value for name, value in given.items() if value is not None}
     given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     aliases = given.pop("voice_aliases", ())
     given["voice_aliases"] = dict(alias for alias in aliases if alias != OPENAI_NAMES)
     given |= {"openai_voices": OPENAI_NAMES in aliases, "defaults": speech_options(args, entrance)}
+    given["lexicon_file"] = Path(args.lexicon) if args.lexicon else None
     given["limits"] = Limits.of(args.max_streams)
     return ServerOptions(**given | changes)
 

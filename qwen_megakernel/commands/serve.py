@@ -4,7 +4,6 @@ import argparse
 import logging
 import os
 import socket
-import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -12,10 +11,14 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import name_of_model
 from qwen_megakernel.choices import TOKEN
+from qwen_megakernel.commands.config import actions_of, printed
 from qwen_megakernel.commands.options import engine_options, server_options
 from qwen_megakernel.errors import BackendError, RequestError
+from qwen_megakernel.server.logs import set_up
 from qwen_megakernel.server.process import allow_files, bind, check_model, is_loopback, load_for_good
 from qwen_megakernel.server.service import EngineService
+
+log = logging.getLogger(__name__)
 
 _MOST_FRONTS = 64
 
@@ -30,8 +33,10 @@ def serve(args: argparse.Namespace) -> int:
         raise BackendError("--token is empty: give a token, or leave the option out")
     if not 0 <= args.front_processes <= _MOST_FRONTS:
         raise BackendError(f"--front-processes must be 0 to {_MOST_FRONTS}, got {args.front_processes}")
-    token = (args.token or os.environ.get(TOKEN) or "").strip() or None
-    if token is None and not is_loopback(args.host):
+    if args.print_config:
+        return _print_config(args)
+    token = (args.token or "").strip() or None
+    if token is None and args.keys_file is None and not is_loopback(args.host):
         raise BackendError(f"--host {args.host} can be reached by others: set {TOKEN}, or listen on 127.0.0.1")
     name, config, load = _engine_of_server(args)
     if config and config.variant != "base" and (args.allow_upload or args.allow_clone):
@@ -44,14 +49,23 @@ def serve(args: argparse.Namespace) -> int:
         words = "--allow-upload needs --front-processes 0: only one front process would know a new voice"
         raise RequestError(f"{words}. Put voices into --voices, or let requests bring them with --allow-clone")
     options = server_options(args, "serve", token=token)
-    allow_files(options.limits.connections)
-    if args.front_processes:
-        run = Fronts(load, options, model=name, config=config, count=args.front_processes).serve
-    else:
-        run = partial(http.serve, http.make_app(load, options, model=name, config=config))
-    listener = bind(args.host, args.port)
-    print(f"serving {name} on http://{_address(args.host, listener)}", file=sys.stderr)
-    return _end_of_server(run(listener))
+    undo = set_up(options.log_format)
+    try:
+        allow_files(options.limits.connections)
+        if args.front_processes:
+            run = Fronts(load, options, model=name, config=config, count=args.front_processes).serve
+        else:
+            run = partial(http.serve, http.make_app(load, options, model=name, config=config))
+        listener = bind(args.host, args.port)
+        log.info("serving %s on http%s://%s", name, "s" * bool(args.ssl_certfile), _address(args.host, listener))
+        return _end_of_server(run(listener))
+    finally:
+        undo()
+
+
+def _print_config(args: argparse.Namespace) -> int:
+    print(printed(args, actions_of(args.parser)))
+    return 0
 
 
 def _address(host: str, listener: socket.socket) -> str:
@@ -78,6 +92,8 @@ def _end_of_server(code: int) -> int:
 
 
 def wyoming(args: argparse.Namespace) -> int:
+    if args.print_config:
+        return _print_config(args)
     try:
         from qwen_megakernel.server.wyoming import api as wyoming_api
     except ModuleNotFoundError as error:
@@ -89,11 +105,15 @@ def wyoming(args: argparse.Namespace) -> int:
             raise BackendError(f"--host {args.host} {why}: on a network that you trust, give --allow-network")
     name, config, load = _engine_of_server(args)
     options = server_options(args, "wyoming")
-    allow_files(options.limits.connections)
-    service = EngineService(load, options, model=name, config=config)
-    listener = bind(args.host, args.port)
-    where = _address(args.host, listener)
-    if not is_loopback(args.host):
-        print(f"warning: everybody who reaches {where} can use it: Wyoming has no token", file=sys.stderr)
-    print(f"serving {name} on tcp://{where} once it is ready", file=sys.stderr)
-    return _end_of_server(wyoming_api.serve(service, listener))
+    undo = set_up(options.log_format)
+    try:
+        allow_files(options.limits.connections)
+        service = EngineService(load, options, model=name, config=config)
+        listener = bind(args.host, args.port)
+        where = _address(args.host, listener)
+        if not is_loopback(args.host):
+            log.warning("everybody who reaches %s can use it: Wyoming has no token", where)
+        log.info("serving %s on tcp://%s once it is ready", name, where)
+        return _end_of_server(wyoming_api.serve(service, listener))
+    finally:
+        undo()

@@ -315,11 +315,25 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             fields["turn"] = reading
         else:  # a server before 0.3
             text = text.lstrip()  # it says how the text goes on
+        if "traceparent" in self._hello.get("settings", ()):
+            fields |= self._trace_of(context_id)
         tail = f"/{next(self._count)}"
         name = context_id[: MOST_CONTEXT_NAME - len(tail)] + tail
         session = self._sessions[name] = RemoteSession(self, name, capped="max_frames" in settings)
         begin = partial(session.begin, text, complete, {"words": True} | fields)
         return Opening(session, begin, self._hello["sample_rate"])
+
+    def _trace_of(self, context_id: str) -> dict[str, str]:
+        """`traceparent`, so that the trace of Pipecat goes on in the server; empty where nothing is traced."""
+        entry = getattr(self, "_tts_spans", {}).get(context_id)
+        if entry is None:
+            return {}
+        from opentelemetry.trace import set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        told: dict[str, str] = {}
+        TraceContextTextMapPropagator().inject(told, set_span_in_context(entry["span"]))
+        return {name: value for name, value in told.items() if name == "traceparent"}
 
     async def tell(self, ended: Ended) -> None:
         logger.debug(f"{self}: {ended.seconds:.2f} s, {ended.finish_reason}, seed {ended.seed}")

@@ -22,6 +22,7 @@ from qwen_megakernel.errors import (
     TTSError,
     VoiceError,
 )
+from qwen_megakernel.server.records import CURRENT
 
 _FIELDS = {
     SpeakerError: "voice",
@@ -51,6 +52,8 @@ class ApiError:
     message: text for the client.
     retryable: the same request may succeed later, or on another server.
     field: the request's wrong field; None if there is no single one.
+    why: the reason for metrics, where the code alone does not tell it.
+    retry_s: seconds after which to try again.
     """
 
     status: int
@@ -58,6 +61,13 @@ class ApiError:
     message: str
     retryable: bool = False
     field: str | None = None
+    why: str = ""
+    retry_s: int = 1
+
+    @property
+    def reason(self) -> str:
+        """For metrics: one of a few words."""
+        return self.why or self.code
 
     @classmethod
     def of(cls, error: BaseException) -> "ApiError":
@@ -82,10 +92,11 @@ class ApiError:
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's error object, with `retryable` added."""
+        """OpenAI's error object, with `retryable` and the id of the request added."""
         kind = "invalid_request_error" if self.status < 500 and not self.retryable else "server_error"
         told = {"message": self.message, "type": kind, "param": self.field, "code": self.code}
-        return told | {"retryable": self.retryable}
+        served = CURRENT.get()
+        return told | {"retryable": self.retryable} | ({"request_id": served.id} if served else {})
 
 
 class Refused(Exception):

@@ -5,7 +5,9 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import anyio.lowlevel
@@ -19,7 +21,8 @@ from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.choices import SOCKET_PATH
 from qwen_megakernel.server.connections import CountedConnections, FewLines, protocols_of
 from qwen_megakernel.server.guard import OPEN, Guard
-from qwen_megakernel.server.limits import Limits, OpenCount
+from qwen_megakernel.server.limits import OpenCount
+from qwen_megakernel.server.logs import flush
 from qwen_megakernel.server.metrics import AnyMetrics, Metrics, add_state
 from qwen_megakernel.server.omni.api import PATH as STREAM_PATH
 from qwen_megakernel.server.omni.api import Stream
@@ -32,11 +35,13 @@ from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_withi
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket.api import Socket
 from qwen_megakernel.server.socket_line import MAX_RECORDING, SocketLine
+from qwen_megakernel.server.watch import Watched
 from qwen_megakernel.speech.engine import TTSEngine
 
 log = logging.getLogger(__name__)
 
 _FEW_LINES = FewLines()
+_END_S = 15.0  # at most, once the engine is gone
 _LINGER_S = 2.0  # after the drain, until connections are dropped
 
 
@@ -62,7 +67,8 @@ def make_app(
     """
     service = EngineService(load, options or ServerOptions(), model=model, config=config)
     sockets = OpenCount()
-    return app_of(service, Metrics(service, sockets), OpenCount(), sockets, until_ready=until_ready)
+    connections = OpenCount()
+    return app_of(service, Metrics(service, sockets, connections), connections, sockets, until_ready=until_ready)
 
 
 def app_of(
@@ -75,7 +81,7 @@ def app_of(
 ) -> FastAPI:
     """As `make_app`, over a service of one's own. `connections`, `sockets`: those that are open."""
     options = service.options
-    service.said = metrics.record
+    service.journal.counts = metrics
 
     @contextlib.asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
@@ -95,17 +101,16 @@ def app_of(
     lines: dict[str, type[SocketLine]] = {SOCKET_PATH: Socket, STREAM_PATH: Stream}
     guard = Middleware(
         Guard,
-        options,
-        Origins(options.allow_origins, has_token=options.token is not None),
-        metrics,
+        service,
+        Origins(options.allow_origins, has_token=service.keys.needed),
         paths={PAGE, DOCS, "/openapi.json", "/metrics", *OPEN, *openai.PATHS},
-        sockets=lines,
+        sockets={SOCKET_PATH: "socket", STREAM_PATH: "stream"},
         open_sockets=sockets,
         bodies=openai.largest_bodies(options),
     )
     app = FastAPI(**about, lifespan=life, middleware=[guard])
     app.state.service = service
-    app.state.connections = connections
+    app.state.connections, app.state.metrics = connections, metrics
     openai.add_api(app, service)
     add_state(app, service, metrics)
     for path, kind in lines.items():
@@ -115,7 +120,7 @@ def app_of(
     app.state.max_message = max(options.limits.max_body * 4, MAX_RECORDING * 2 * recordings)
     if options.ui:
         add_page(app)
-    if options.token is None:
+    if not service.keys.needed:
         add_docs(app)
     return app
 
@@ -128,23 +133,42 @@ def _add_socket(app: FastAPI, path: str, kind: type[SocketLine]) -> None:
 
 def config_of(app: FastAPI, **more: Any) -> uvicorn.Config:
     """uvicorn's options for an app of `make_app`. `more`: further ones."""
-    limits: Limits = app.state.service.limits
-    http, ws = protocols_of(limits, app.state.connections)
+    service: EngineService = app.state.service
+    limits, options = service.limits, service.options
+    http, ws = protocols_of(limits, app.state.connections, service.journal)
     config = uvicorn.Config(
         app,
         http=http,
         ws=ws,
-        access_log=False,  # texts and voices are private; /metrics counts requests
+        access_log=False,  # journal.py writes one, and knows what a request was about
         log_level="warning",
         ws_ping_timeout=limits.idle_s,  # we disconnect a client that does not read sooner, and say why
         ws_max_size=app.state.max_message,
         ws_per_message_deflate=False,  # PCM hardly shrinks, and compressing the first chunk would delay it
         timeout_keep_alive=max(1, round(limits.idle_s)),
         timeout_graceful_shutdown=3,  # after the drain
+        log_config=None,  # its lines go where ours go
+        ssl_certfile=options.ssl_certfile,
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_keyfile_password=options.ssl_keyfile_password,
+        ssl_ca_certs=options.ssl_ca_certs and str(options.ssl_ca_certs),
+        ssl_cert_reqs=ssl.CERT_REQUIRED if options.ssl_ca_certs else ssl.CERT_NONE,
         **more,
     )
     logging.getLogger("uvicorn.error").addFilter(_FEW_LINES)
+    config.load()
+    if config.ssl and options.ssl_certfile:
+        files = [path for path in (options.ssl_certfile, options.ssl_keyfile) if path]
+        service.watched.append(Watched("the certificate", files, partial(_renew, config.ssl, options)))
     return config
+
+
+def _renew(context: ssl.SSLContext, options: ServerOptions) -> None:
+    """New connections get the certificate as its files are now. A first context tries it: where the key does not fit
+    yet, the served one would be left without either."""
+    assert options.ssl_certfile
+    for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+        each.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, options.ssl_keyfile_password)
 
 
 class _Server(uvicorn.Server):
@@ -165,8 +189,9 @@ class _Server(uvicorn.Server):
             loop.call_soon_threadsafe(lambda: loop.create_task(self._drain_and_exit(sig, frame)))
 
     async def _drain_and_exit(self, sig: int, frame) -> None:
-        open_now, drain_s = len(self._service.sessions), self._service.limits.drain_s
-        log.info("stopping: %d utterances have %g s to end", open_now, drain_s)
+        open_now, options = len(self._service.sessions), self._service.options
+        words = "stopping: requests are taken for %g s more; then running speech (%d now) has %g s to end"
+        log.info(words, options.grace_seconds, open_now, options.drain_seconds)
         await self._service.drain()
         super().handle_exit(sig, frame)
 
@@ -181,11 +206,12 @@ class _Server(uvicorn.Server):
         late = asyncio.get_running_loop().call_later(_LINGER_S, drop_all)
         await super().shutdown(sockets)
         late.cancel()
+        await asyncio.to_thread(flush)
 
     async def on_tick(self, counter: int) -> bool:
         if self._service.gone.is_set():
             if not self.should_exit:
-                exit_within(self._service.limits.drain_s + 5)
+                exit_within(_END_S)
             self.should_exit = True
         return await super().on_tick(counter)
 

@@ -44,12 +44,15 @@ from websockets.frames import Frame
 
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.guard import OPEN, error_response
+from qwen_megakernel.server.journal import Journal
 from qwen_megakernel.server.limits import Limits, OpenCount
+from qwen_megakernel.server.records import Record, serving
 
 _BUSY = ApiError(503, "busy", "too many connections are open; try again", True)
 _MOST_IGNORED = 16 << 20  # bytes, more than a recording has: a client may send all of it before it reads an error
 _SLICE, _READ_S = 512, 0.002  # bytes and seconds: a frame takes up to 20 us, and 256 KB may come at once
 _BAD_HANDSHAKE = STATUS_LINE[400] + b"connection: close\r\ncontent-length: 0\r\n\r\n"
+_KNOWN = "Invalid HTTP request received."
 _POLICY, _NOT_UTF8, _TOO_BIG = 1008, 1007, 1009  # closing codes (RFC 6455)
 
 
@@ -83,6 +86,7 @@ class HttpConnection(HttpToolsProtocol):
 
     limits: Limits
     count: OpenCount
+    journal: Journal
     resting: dict["HttpConnection", None]
     """Those at rest, the longest first."""
 
@@ -100,6 +104,7 @@ class HttpConnection(HttpToolsProtocol):
             taken -= 1
         self._spare = taken > most
         if taken > most + self.limits.spare_connections:
+            self._refused(_BUSY)
             self.drop()
             return
         self.resting[self] = None
@@ -117,6 +122,11 @@ class HttpConnection(HttpToolsProtocol):
         self.connections.discard(self)
         self._hang_up()
         self.transport.abort()
+
+    def _refused(self, error: ApiError) -> Record:
+        record = Record("http", client=self.client[0] if self.client else "")
+        self.journal.refuse(record, error)
+        return record
 
     def _hang_up(self) -> None:
         """Nobody gets the answers. uvicorn tells that to the last request only."""
@@ -201,7 +211,9 @@ class HttpConnection(HttpToolsProtocol):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         app: ASGIApp = self.config.loaded_app
         if self._crowded and scope["path"] not in OPEN:
-            app = error_response(_BUSY, headers={"Connection": "close"})
+            record = self._refused(_BUSY)
+            with serving(record):
+                app = error_response(_BUSY, headers={"Connection": "close", "X-Request-Id": record.id})
         if scope["http_version"] == "1.0":
             self._answered.waiting_for_100_continue = False  # "100 Continue" would be its answer
             send = _without_chunks(self._answered, send)
@@ -235,8 +247,10 @@ class HttpConnection(HttpToolsProtocol):
             self.drop()  # nothing may come between the bytes of an answer
             return
         error = self._refusal or ApiError(400, "invalid", "this is not HTTP/1.1 as it must be")
-        body = json.dumps({"error": error.body}).encode()
-        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        with serving(self._refused(error)) as record:
+            body = json.dumps({"error": error.body}).encode()
+        head = f"content-type: application/json\r\nconnection: close\r\nx-request-id: {record.id}\r\n".encode()
+        head += b"content-length: %d\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[error.status] + head + body)
         self.transport.close()
 
@@ -282,6 +296,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
     frames may come at once, and not beyond a message that the app has not taken."""
 
     limits: Limits
+    journal: Journal
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -308,7 +323,10 @@ class SocketConnection(WebSocketsSansIOProtocol):
             self._read()
             return
         super().data_received(data)  # a whole head
-        if not self.handshake_initiated:  # the library refuses it
+        if not self.handshake_initiated or self.handshake_complete:  # the library refuses it
+            error = ApiError(400, "invalid", "this is no handshake of a WebSocket as it must be")
+            self.journal.refuse(Record("websocket", client=self.client[0] if self.client else ""), error)
+        if not self.handshake_initiated:
             self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_HANDSHAKE)
             self.transport.close()
 
@@ -393,6 +411,8 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         await super().send(message)
+        if message["type"] == "websocket.http.response.body":  # refused; uvicorn would log an error
+            self.handshake_complete = True
         self._go_on()  # frames may have come right behind the handshake
 
     def resume_writing(self) -> None:
@@ -403,7 +423,8 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
 
 class FewLines(logging.Filter):
-    """Lets so many lines a second through, and tells of the others: anyone can make uvicorn log something."""
+    """Lets so many lines a second through, and tells of the others: anyone can make uvicorn log something. `_KNOWN` is
+    left out: the journal has a line of its own for it."""
 
     def __init__(self, most: int = 10):
         super().__init__()
@@ -411,6 +432,8 @@ class FewLines(logging.Filter):
         self._second = self._lines = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.msg == _KNOWN:
+            return False
         if self._second != int(record.created):
             left_out = self._lines - self._most
             self._second, self._lines = int(record.created), 0
@@ -420,7 +443,8 @@ class FewLines(logging.Filter):
         return self._lines <= self._most
 
 
-def protocols_of(limits: Limits, count: OpenCount) -> tuple[type[HttpConnection], type[SocketConnection]]:
-    """The protocols of one server. `count`: of its open connections."""
-    http = type("Http", (HttpConnection,), {"limits": limits, "count": count, "resting": {}})
-    return http, type("Socket", (SocketConnection,), {"limits": limits})
+def protocols_of(limits: Limits, count: OpenCount, journal: Journal) -> tuple[type[Any], type[Any]]:
+    """`HttpConnection` and `SocketConnection` of one server, which has so many open connections, and its journal."""
+    shared = {"limits": limits, "journal": journal}
+    http = type("Http", (HttpConnection,), shared | {"count": count, "resting": {}})
+    return http, type("Socket", (SocketConnection,), shared)

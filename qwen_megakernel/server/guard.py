@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-import hmac
+import binascii
 import logging
 from collections.abc import Collection, Mapping
 
@@ -11,24 +11,28 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.keys import Key
 from qwen_megakernel.server.limits import OpenCount
-from qwen_megakernel.server.metrics import AnyMetrics
-from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.origins import Origins, came_by_proxy, is_own, is_preflight, split
 from qwen_megakernel.server.page import PATH as PAGE
 from qwen_megakernel.server.process import is_loopback
+from qwen_megakernel.server.records import CURRENT, Record
+from qwen_megakernel.server.service import EngineService
 
 log = logging.getLogger(__name__)
 
-OPEN = ("/health", "/ready")
+OPEN = ("/health", "/ready", "/version")
 """Supervisors ask these paths without a token; the answers say nothing about any client."""
 
+_HEADS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 _SCHEMES = ("bearer", "api-key")  # in any case of letters; the second is what LiveKit's Qwen3-TTS client sends
 
 
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The answer to a request that failed, in OpenAI's shape."""
-    more = {"Retry-After": "1"} if error.retryable else {}
+    """The answer to a request that failed, in OpenAI's shape. The request's record has the error then."""
+    if record := CURRENT.get():
+        record.error = error
+    more = {"Retry-After": str(error.retry_s)} if error.retryable else {}
     return JSONResponse({"error": error.body}, error.status, headers={**(headers or {}), **more})
 
 
@@ -38,32 +42,31 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
-        options: ServerOptions,
+        service: EngineService,
         origins: Origins,
-        metrics: AnyMetrics,
         *,
         paths: Collection[str],
-        sockets: Collection[str],
+        sockets: Mapping[str, str],
         open_sockets: OpenCount,
         bodies: Mapping[str, int],
     ):
         """
         Args:
-            options: without a `token`, loopback clients are trusted, except web pages of other sites. A browser on this
-                machine lets such pages send requests too. The page at / needs no token, because it asks for it.
+            service: if it needs no keys, loopback clients are trusted, except web pages of other sites. A browser on
+                this machine lets such pages send requests too. The page at / needs no key, because it asks for it.
             origins: of other sites whose pages may use the server.
             paths: of HTTP, that are counted each by itself.
-            sockets: paths of WebSockets.
+            sockets: paths of WebSockets -> names of their protocols.
             open_sockets: is counted here.
             bodies: path -> bytes of the largest body, where it may be larger than `max_body`. A path that ends with a
                 slash stands for those right below it.
         """
         self._app = app
-        self._token = options.token
+        self._service = service
+        self._keys = service.keys
         self._origins = origins
-        self._limits = options.limits
-        self._page = options.ui
-        self._metrics = metrics
+        self._limits = service.limits
+        self._page = service.options.ui
         self._paths = paths
         self._sockets = sockets
         self._bodies = bodies
@@ -73,35 +76,61 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        with self._service.journal.entry(self._record_of(scope)) as record:
+            await self._serve(scope, receive, send, record)
+
+    def _record_of(self, scope: Scope) -> Record:
+        headers, path = Headers(scope=scope), scope["path"]
         is_socket = scope["type"] == "websocket"
-        if not is_socket:
-            headers = Headers(scope=scope)
-            preflight = is_preflight(scope["method"], headers)
-            send = self._told(scope["path"], {} if preflight else self._origins.shared(headers), send)
-            if preflight:
-                await self._answer_to_preflight(headers)(scope, receive, send)
-                return
-            if scope["method"] == "HEAD":  # the protocol leaves out the body
-                scope = dict(scope, method="GET")
-        if error := self._check_access(scope) or (self._check_socket(scope) if is_socket else None):
+        return Record(
+            protocol=self._sockets.get(path, "websocket") if is_socket else "http",
+            id=headers.get("x-request-id", ""),
+            client=(scope.get("client") or ("",))[0],
+            method="" if is_socket else scope["method"][:20],
+            path=path,
+            route=path if path in (self._sockets if is_socket else self._paths) else "other",
+            traceparent=headers.get("traceparent", ""),
+        )
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, record: Record) -> None:
+        headers, is_socket = Headers(scope=scope), scope["type"] == "websocket"
+        preflight = not is_socket and is_preflight(scope["method"], headers)
+        told = self._told(record, {} if is_socket or preflight else self._origins.shared(headers), send)
+        if preflight:
+            await self._answer_to_preflight(headers)(scope, receive, told)
+            return
+        if not is_socket and scope["method"] == "HEAD":  # the protocol leaves out the body
+            scope = dict(scope, method="GET")
+        if error := self._check_access(scope, record) or (self._check_socket(scope) if is_socket else None):
             more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-            await error_response(error, headers=more)(scope, receive, send)  # before a WebSocket is accepted
+            await error_response(error, headers=more)(scope, receive, told)  # before a WebSocket is accepted
         elif not is_socket:
-            await self._run_within_limits(scope, receive, send)
+            try:
+                await self._run_within_limits(scope, receive, told)
+            except asyncio.CancelledError:
+                record.error = ApiError(503, "closing", "the answer was cut: the server has ended")
+                raise
+            except Exception as failure:  # of ours: it must not end up in a log without the request's id
+                log.exception("a request failed")
+                if record.status is None:
+                    await error_response(ApiError.of(failure))(scope, receive, told)
         else:
             self._open_sockets.here += 1
             try:
-                await self._app(scope, receive, send)
+                await self._app(scope, receive, told)
             finally:
                 self._open_sockets.here -= 1
 
-    def _check_access(self, scope: Scope) -> ApiError | None:
-        """Why the client is refused; None if it is not."""
+    def _check_access(self, scope: Scope, record: Record) -> ApiError | None:
+        """Why the client is refused; None if it is not. The record gets the name of its key."""
         headers = Headers(scope=scope)
         if scope["path"] in OPEN:
             return None
-        if self._token is not None:
-            if self._has_token(self._token, scope, headers) or self._is_page(scope):
+        if self._keys.needed:
+            if key := self._key_of(scope, headers):
+                record.key = key.name
+                return None
+            if self._is_page(scope):
                 return None
             words = "that is not this server's token" if "authorization" in headers else "this server has a token"
             return ApiError(401, "unauthorized", f"{words}: send the header Authorization: Bearer TOKEN")
@@ -118,17 +147,18 @@ class Guard:
         told = self._origins.answer_to_preflight(headers)
         return error_response(_foreign(headers)) if told is None else Response(status_code=204, headers=told)
 
-    def _has_token(self, token: str, scope: Scope, headers: Headers) -> bool:
-        """The token is in the header, or in a subprotocol, because browsers cannot set a WebSocket's headers. Only our
-        own page and listed ones may use the subprotocol. The token is in base64url there, which subprotocols allow."""
+    def _key_of(self, scope: Scope, headers: Headers) -> Key | None:
+        """The key is in the header, or in a subprotocol, because browsers cannot set a WebSocket's headers. Only our
+        own page and listed ones may use the subprotocol. The key is in base64url there, which subprotocols allow."""
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        if hmac.compare_digest(given.strip().encode("latin-1"), token.encode()) and scheme.lower() in _SCHEMES:
-            return True
+        if scheme.lower() in _SCHEMES and (key := self._keys.of(given.strip().encode("latin-1"))):
+            return key
         if not (is_own(headers) or self._origins.are_listed(headers.get("origin", ""))):
-            return False
-        wanted = b"bearer." + base64.urlsafe_b64encode(token.encode()).rstrip(b"=")
-        offered = [name.encode("utf-8", "replace") for name in scope.get("subprotocols", ())]
-        return any([hmac.compare_digest(name, wanted) for name in offered])
+            return None
+        for name in scope.get("subprotocols", ()):
+            if key := self._keys.of(_unpacked(name)):
+                return key
+        return None
 
     def _check_socket(self, scope: Scope) -> ApiError | None:
         if self._open_sockets.total >= self._limits.connections:
@@ -136,6 +166,9 @@ class Guard:
         if scope["path"] not in self._sockets:
             words = f"there is no WebSocket at {scope['path'][:80]!r}: use {' or '.join(self._sockets)}"
             return ApiError(404, "invalid", words)
+        # A proxy can ask another server now; once a socket is accepted it cannot.
+        if self._service.state in ("loading", "draining") and not self._service.serves:
+            return ApiError(503, "closing", f"the server is {self._service.state}; try again", True)
         return None
 
     def _is_page(self, scope: Scope) -> bool:
@@ -168,7 +201,9 @@ class Guard:
                 await self._app(scope, receive_again, send_in_time)
         except TimeoutError:
             if answered:
-                log.info("a client was too slow")
+                record = CURRENT.get()
+                assert record
+                record.error = ApiError(408, "slow", "the client does not read what it asked for")
                 return  # the answer is incomplete, so the server closes the connection
             most = f"{self._limits.idle_s:g} s for its body, or {self._limits.total_s:g} s in all"
             error = ApiError(408, "idle", f"the request took more than {most}: send it at once, with less text")
@@ -199,16 +234,31 @@ class Guard:
         path, below = scope["path"], f"{scope['path'].rpartition('/')[0]}/"
         return self._bodies.get(path) or self._bodies.get(below) or self._limits.max_body
 
-    def _told(self, path: str, headers: Mapping[str, str], send: Send) -> Send:
-        """A `send` that counts the answer and adds these headers to it."""
+    def _told(self, record: Record, headers: Mapping[str, str], send: Send) -> Send:
+        """A `send` that notes the answer, and adds these headers and the request's id to it."""
 
         async def send_told(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._metrics.answered(path if path in self._paths else "other", message["status"])
-                MutableHeaders(scope=message).update(headers)
+            if message["type"] in _HEADS:
+                record.status = message.get("status", 101)
+                added = MutableHeaders(scope=message)
+                added.update(headers)
+                added["X-Request-Id"] = record.id
+                if self._service.state == "draining" and message["type"] == "http.response.start":
+                    added["Connection"] = "close"  # the client's next request goes to another server
             await send(message)
 
         return send_told
+
+
+def _unpacked(subprotocol: str) -> bytes:
+    """The key in a subprotocol; empty if there is none."""
+    scheme, _, packed = subprotocol.partition(".")
+    if scheme.lower() != "bearer":
+        return b""
+    try:
+        return base64.urlsafe_b64decode(packed.encode("utf-8", "replace") + b"==")
+    except binascii.Error:
+        return b""
 
 
 def _foreign(headers: Headers) -> ApiError:

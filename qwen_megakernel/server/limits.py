@@ -33,7 +33,6 @@ class Limits:
         idle_s: a client that neither sends nor takes anything for this long is disconnected.
         text_s: a context whose text is incomplete ends if no more text comes for this long.
         total_s: time for one request or one context, from its first byte to its last.
-        drain_s: after the server is told to stop, utterances may go on for this long.
     """
 
     max_text: int = 4096
@@ -56,7 +55,6 @@ class Limits:
     idle_s: float = 60.0
     text_s: float = 120.0
     total_s: float = 600.0
-    drain_s: float = 10.0
 
     @classmethod
     def of(cls, max_streams: int) -> "Limits":

@@ -17,7 +17,7 @@ _OWN_PORT = re.compile(r"^(http://.*):80$|^(https://.*):443$")  # browsers leave
 _METHODS = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
 _SHOWN = (
     "X-Seed, X-Ignored, X-Attempts, X-Clipped, X-Word-Timestamps, X-Word-Timestamps-Measured, "
-    "X-Word-Timestamps-Omitted, Retry-After, Content-Disposition"
+    "X-Word-Timestamps-Omitted, Retry-After, Content-Disposition, X-Request-Id"
 )
 _MAX_AGE_S = "600"  # a browser asks again after that
 _PROXYS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.engine.audio import Audio
+from qwen_megakernel.choices import OPENAI_MODELS, OPENAI_VOICES
 from qwen_megakernel.errors import (
     CheckpointError,
     EngineClosed,
@@ -24,8 +24,14 @@ from qwen_megakernel.errors import (
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.server.api_error import listed
 from qwen_megakernel.server.clones import Clone, Clones
+from qwen_megakernel.server.journal import Journal
+from qwen_megakernel.server.keys import Keys
 from qwen_megakernel.server.options import ServerOptions
+from qwen_megakernel.server.quotas import Quotas
+from qwen_megakernel.server.records import CURRENT
 from qwen_megakernel.server.tasks import cancelled, in_daemon
+from qwen_megakernel.server.traces import spans_of
+from qwen_megakernel.server.watch import Watched, watch
 from qwen_megakernel.speech.base import SpeechEngine
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.options import RequestOptions, idle
@@ -35,20 +41,13 @@ from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.speech.shared import warm_up
 from spoken_text import finder
 from spoken_text.finder import Candidates
+from spoken_text.lexicon import Lexicon
 
 log = logging.getLogger(__name__)
 
-OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15")
-"""OpenAI's own model names. Clients send one of them by default, and get the served model."""
+_TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}  # as vLLM-Omni calls them
 
-OPENAI_VOICES = "alloy ash ballad cedar coral echo fable marin nova onyx sage shimmer verse".split()
-"""OpenAI's names of voices, as of November 2026."""
-
-_TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
-"""A checkpoint's variant -> vLLM-Omni's name for it."""
-
-_SUBMIT_THREADS = 4  # they build prompts, so that the event loop does not
-_HEALTH_POLL_S = 0.5
+_SUBMIT_THREADS, _HEALTH_POLL_S = 4, 0.5  # the threads build prompts, so that the event loop does not
 _SEED_BITS = 53  # of fresh seeds: JavaScript's numbers hold no more
 
 
@@ -60,10 +59,16 @@ class EngineService:
         models: every name by which clients may call it, its own first.
         saved_voices: the voices besides the checkpoint's speakers.
         state: "loading", "ready", "draining", "failed" (it could not be loaded) or "dead".
+        serves: requests are taken: it is ready, or in the grace after SIGTERM.
+        keys: who may use it.
+        quotas: what each key may use.
+        journal: what is told of each request.
+        watched: files that are read again once they have changed.
         error: why it is failed or dead.
         gone: set when it is failed or dead.
         sessions: those that are being spoken.
-        wrong_default: why the checkpoint cannot speak by `options.defaults`.
+        defaults: options of speech for clients that leave them out.
+        wrong_default: why the checkpoint cannot speak by them.
         unsent_sockets: sockets with messages that are not sent yet.
     """
 
@@ -78,7 +83,6 @@ class EngineService:
         """
         Args:
             load: makes the engine; called in a thread.
-            model: the model's own name.
             config: the checkpoint's config, if it is already known (`check_model`).
 
         Raises:
@@ -89,6 +93,7 @@ class EngineService:
         self.model = model
         self.options = options
         self.limits = options.limits
+        self.defaults = options.defaults
         self._load = load
         self.models = list(dict.fromkeys([model, *options.served_names, *OPENAI_MODELS]))
         self._aliases = {alias.lower(): voice.lower() for alias, voice in options.voice_aliases.items()}
@@ -100,20 +105,25 @@ class EngineService:
         if config:
             self._check_voices(config.variant, tuple(config.talker.speakers))
         self.state = "loading"
+        self.keys = Keys(options.token, options.keys_file)
+        reread = {"keys": self.keys.reread, "voices": self._reread_voices, "lexicon": self._reread_lexicon}
+        paths = {"keys": options.keys_file, "voices": options.voices, "lexicon": options.lexicon_file}
+        self.watched = [Watched(what, [path], reread[what]) for what, path in paths.items() if path]
+        self.journal = Journal(spans_of(options.otlp_endpoint), log_texts=options.log_texts)
+        self.quotas = Quotas(self.keys)
+        self._grace: asyncio.Event | None = None  # set once it is over
         self.error = ""
         self.gone = asyncio.Event()
         self.sessions: set[SpeechSession] = set()
         self.unsent_sockets: set[object] = set()
         self._executor = ThreadPoolExecutor(_SUBMIT_THREADS, thread_name_prefix="qwen_megakernel submit")
         self._tasks: list[asyncio.Task[None]] = []
-        self.said: Callable[[Audio], None] = lambda audio: None
-        """Called with what was spoken; metrics set it."""
 
     # ------------------------------------------------------------ life
 
     def start(self) -> None:
         """Begin to load the engine. Call it in the event loop."""
-        self._tasks = [asyncio.create_task(self._run_engine())]
+        self._tasks = [asyncio.create_task(self._run_engine()), asyncio.create_task(watch(self.watched))]
 
     async def _run_engine(self) -> None:
         """Load the engine and watch it. It is ready once it has spoken a real utterance, so the first caller does not
@@ -148,11 +158,23 @@ class EngineService:
             log.error("the engine is %s: %s", state, why, exc_info=bug)
         self.gone.set()
 
+    @property
+    def serves(self) -> bool:
+        return self.state == "ready" or self.state == "draining" and self._grace is not None
+
+    async def grace(self) -> None:
+        """Not ready any more, but take requests for `grace_seconds`: whoever routes them learns of it only now."""
+        self._grace, self.state = asyncio.Event() if self.state == "ready" else None, "draining"
+        if self._grace:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._grace.wait(), self.options.grace_seconds)
+            self._grace = None
+
     async def drain(self) -> None:
-        """Take no more requests, and wait up to `drain_s` seconds for running utterances."""
+        """After the grace take no more requests, and wait up to `drain_seconds` for running utterances."""
         if self.state in ("loading", "ready"):
-            self.state = "draining"
-        end = asyncio.get_running_loop().time() + self.limits.drain_s
+            await self.grace()
+        end = asyncio.get_running_loop().time() + self.options.drain_seconds
         while (self.sessions or self.unsent_sockets) and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.02)
 
@@ -161,8 +183,9 @@ class EngineService:
         await cancelled(self._tasks)
         self._executor.shutdown(wait=False, cancel_futures=True)
         self.saved_voices.close()
-        if self._engine:
-            await asyncio.to_thread(self._engine.close)
+        for each in (self._engine, self.journal):
+            if each:
+                await asyncio.to_thread(each.close)
 
     def _check_voices(self, variant: str, speakers: Collection[str]) -> None:
         """
@@ -178,8 +201,8 @@ class EngineService:
             if not (variant == "custom_voice" and self.options.allow_foreign_voice):
                 hint = foreign_hint(variant)
                 raise VoiceError(f"saved voices need a Base checkpoint; {self.model} is {variant}{hint}")
-            for name in self.saved_voices.by_name.keys() & {speaker.lower() for speaker in speakers}:
-                raise VoiceError(f"{self.model} has a speaker {name!r} already: rename the voice's file")
+            for name in self.saved_voices.by_name:
+                self._refuse_speaker(name, speakers)
         known = [*speakers, *self.saved_voices.by_name, DEFAULT_VOICE]
         for alias, voice in self._aliases.items():
             if alias in known:
@@ -218,7 +241,20 @@ class EngineService:
             raise EngineClosed(f"the server is {self.state}")
         return self._engine
 
-    # ------------------------------------------------------------ voices
+    def _reread_lexicon(self) -> None:
+        assert self.options.lexicon_file
+        self.defaults = {**self.defaults, "lexicon": Lexicon.load(self.options.lexicon_file)}
+
+    def _reread_voices(self) -> None:
+        def check(name: str, voice: Voice) -> None:
+            self._refuse_speaker(name, self.engine.speakers)
+            self.engine.request(voice=voice)
+
+        self.saved_voices.reread(check)
+
+    def _refuse_speaker(self, name: str, speakers: Collection[str]) -> None:
+        if name in map(str.lower, speakers):
+            raise VoiceError(f"{self.model} has a speaker {name!r} already: rename the voice's file")
 
     def voice_names(self) -> list[str]:
         """The names that a client may use: the checkpoint's speakers, then the saved voices."""
@@ -263,7 +299,7 @@ class EngineService:
         Raises:
             EngineClosed: the engine is not ready, or no longer.
         """
-        if self.engine is None or self.state != "ready":
+        if self.engine is None or not self.serves:
             raise (EngineDied if self.state in ("dead", "failed") else EngineClosed)(f"the server is {self.state}")
         return self.engine
 
@@ -294,21 +330,23 @@ class EngineService:
                 log's warning.
         """
         asked: dict[str, Any] = {"seed": secrets.randbits(_SEED_BITS)}
-        asked |= {**self.options.defaults, **options, "lenient": lenient}
+        asked |= {**self.defaults, **options, "lenient": lenient}
         if asked.get("instruct") and not self.takes_instructions:
             raise InstructError(
                 f"{self.model} would ignore instructions: leave them out. VoiceDesign and 1.7B CustomVoice take them"
             )
-        who = self._voice(self.engine, asked.pop("voice", None))
+        who = self._voice(self.engine, named := asked.pop("voice", None))
+        if record := CURRENT.get():
+            record.fields["voice"] = named if isinstance(named, str) else "its own" if named else DEFAULT_VOICE
         return self.engine.request(**cast(RequestOptions, asked | who))
 
     def fixes_attempts(self, options: RequestOptions) -> bool:
         """Does the client or the operator say with which seeds, or for how long, speech may be made?"""
-        return any(name in options or name in self.options.defaults for name in ("seed", "retries", "max_frames"))
+        return any(name in options or name in self.defaults for name in ("seed", "retries", "max_frames"))
 
     def idle(self, options: RequestOptions) -> list[str]:
         """Those of a client's options that change nothing beside the others and the server's."""
-        return [name for name in idle({**self.options.defaults, **options}) if name in options]
+        return [name for name in idle({**self.defaults, **options}) if name in options]
 
     def _voice(self, engine: SpeechEngine, asked: Voice | str | None) -> RequestOptions:
         """A voice by its name, or the one that a request brought along."""
@@ -387,23 +425,26 @@ class EngineService:
             TTSError: the text cannot be spoken, or not now.
         """
         rate = self.engine.rates.of(request.conditioning) if words else None
-        session = SpeechSession(self.engine, self._executor, request, rate=rate, **how)
-        self.sessions.add(session)
-        self.log_text(opening if text is None else text)
-        try:
-            await session.begin(text, opening, ended=ended)
-            yield session
-        finally:
-            try:
-                await session.close()
-            finally:  # the task may be cancelled once more, as by a client that leaves
-                self.sessions.discard(session)
-            if audio := session.audio:
-                self.said(audio)
-                ttfc = "-" if audio.ttfc_s is None else f"{1000 * audio.ttfc_s:.1f} ms"
-                log.info("%.2f s, %s, seed %d, first chunk %s", audio.duration_s, audio.finish_reason, audio.seed, ttfc)
+        record = CURRENT.get()
+        async with self.quotas.stream(record.key if record else "", patient=how.get("patient", False)):
+            session = SpeechSession(self.engine, self._executor, request, rate=rate, **how)
+            self.sessions.add(session)
+            with self.journal.speech(session, request.seed):
+                try:
+                    await self.take_text(opening if text is None else text)
+                    await session.begin(text, opening, ended=ended)
+                    yield session
+                finally:
+                    try:
+                        await session.close()
+                    finally:  # the task may be cancelled once more, as by a client that leaves
+                        self.sessions.discard(session)
 
-    def log_text(self, text: str) -> None:
-        """Log a text, if the operator asked for it. Texts are private."""
+    async def take_text(self, text: str) -> None:
+        """Take text that will be spoken: count it, and log it if the operator asked for that. Texts are private. Raises
+        Refused: the client's key has had its characters of this minute."""
+        if record := CURRENT.get():
+            await self.quotas.take_characters(record.key, len(text))
+            record.characters += len(text)
         if self.options.log_texts and text:
             log.info("text %r", text)

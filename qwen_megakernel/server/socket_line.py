@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.limits import MOST_VALUES, too_many_values
+from qwen_megakernel.server.records import CURRENT, Record
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.tasks import cancelled, first_of
 from spoken_text.finder import Conversation
@@ -48,7 +49,9 @@ def _slow() -> CloseSocket:
 def error_message(error: ApiError, **more: Any) -> dict[str, Any]:
     """An error as a message to the client. `more`: further fields, which say what it is about."""
     told = {"type": "error"} | more | {"code": error.code, "message": error.message, "retryable": error.retryable}
-    return told | ({"field": error.field} if error.field else {})
+    told |= {"field": error.field} if error.field else {}
+    served = CURRENT.get()
+    return told | ({"request_id": served.id} if served else {})
 
 
 def parse_message(text: str | None, most: int) -> dict[str, Any]:
@@ -82,12 +85,14 @@ class SocketLine(ABC):
     Attributes:
         idle_words: the message to a client that was silent for too long.
         conversation: of all that this client lets speak.
+        record: of the connection.
     """
 
     idle_words: str
 
     def __init__(self, websocket: WebSocket, service: EngineService):
         self._websocket, self.service = websocket, service
+        self.record = CURRENT.get() or Record("websocket")
         self.conversation = Conversation()
         self._outbox: asyncio.Queue[str | bytes | None] = asyncio.Queue()
         self._unsent = 0  # bytes in it
@@ -127,8 +132,12 @@ class SocketLine(ABC):
         try:
             await first_of(self._send(), self._receive(), self._watch_unsent(), *self._jobs())
         except CloseSocket as close:
+            self.record.error = close.error
+            self.record.fields["close"] = close.code
             await self._close(close)
-        except (WebSocketDisconnect, ConnectionError):
+        except WebSocketDisconnect as gone:
+            self.record.fields["close"] = gone.code
+        except ConnectionError:
             pass
         finally:
             await cancelled(self._tasks())
@@ -169,7 +178,7 @@ class SocketLine(ABC):
 
     async def _send(self) -> None:
         service = self.service
-        if service.state != "ready":
+        if not service.serves:
             raise CloseSocket(_LATER, ApiError(503, "closing", f"the server is {service.state}; try again", True))
         if greeting := self._greeting():
             await self._deliver(json.dumps(greeting))

@@ -5,7 +5,7 @@ import base64
 import logging
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,10 +43,37 @@ class SavedVoices:
             VoiceError: a file is no voice, or its name is not allowed for a voice.
         """
         self._folder = folder
-        self._files = _files(folder) if folder else {}
-        self.by_name = {name: Voice.load(path) for name, path in self._files.items()}
+        self._files: dict[str, Path] = {}
+        self._stamps: dict[str, tuple[int, int]] = {}  # of the files as they were read
+        self.by_name: dict[str, Voice] = {}
+        if folder:
+            self._read(folder, lambda name, voice: None)
         self._being_made: set[str] = set()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel voice")
+
+    def reread(self, check: Callable[[str, Voice], object]) -> None:
+        """Take over what has changed in the folder. Utterances that already use a voice go on. Waits for voices that
+        are being made, so not for the event loop.
+
+        Args:
+            check: called with each new voice and its name. If it raises, nothing changes.
+
+        Raises:
+            VoiceError: as the class, or what `check` raises.
+        """
+        assert self._folder
+        self._executor.submit(self._read, self._folder, check).result()
+
+    def _read(self, folder: Path, check: Callable[[str, Voice], object]) -> None:
+        files = _files(folder)
+        stamps = {name: (stat.st_mtime_ns, stat.st_size) for name, stat in ((n, p.stat()) for n, p in files.items())}
+        fresh = {name: Voice.load(path) for name, path in files.items() if stamps[name] != self._stamps.get(name)}
+        for name, voice in fresh.items():
+            check(name, voice)
+        for name in self._files.keys() - files.keys():
+            self.by_name.pop(name, None)
+        self.by_name.update(fresh)
+        self._files, self._stamps = files, stamps
 
     async def add(
         self, engine: SpeechEngine, name: str, recording: str | bytes, text: str | None, *, replace: bool = False
@@ -84,6 +111,7 @@ class SavedVoices:
         try:
             voice = await self.make(engine, recording, text)
             await run(self._executor, keep, voice)
+            log.info("the voice %r was %s", name, "replaced" if replace else "added")
         finally:
             self._being_made.discard(name)
 
@@ -115,6 +143,7 @@ class SavedVoices:
         self._being_made.add(name)
         try:
             await asyncio.get_running_loop().run_in_executor(self._executor, delete)
+            log.info("the voice %r was deleted", name)
         finally:
             self._being_made.discard(name)
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.server.app import app_of, serve
-from qwen_megakernel.server.fronts.remote import Link, RemoteEngine, RemoteMetrics
+from qwen_megakernel.server.fronts.remote import Link, RemoteEngine, RemoteMetrics, RemoteQuotas
 from qwen_megakernel.server.limits import OpenCount
+from qwen_megakernel.server.logs import set_up
 from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.service import EngineService
 
@@ -50,6 +51,7 @@ class FrontService(EngineService):
         """`line`: its end of the socket, for the link."""
         super().__init__(lambda: RemoteEngine(link, link.ready.result()), options, model=model)
         self._link, self._line = link, line
+        self.quotas = RemoteQuotas(self.keys, link)
 
     async def _run_engine(self) -> None:
         await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=self._line)
@@ -64,7 +66,7 @@ class FrontService(EngineService):
 def run_front(place: Place, options: ServerOptions, model: str) -> None:
     """Serve until the process is told to stop, or the engine is gone. It ends the process."""
     os.setsid()  # Ctrl-C is for the engine's process, which passes it on: told twice, a front would end at once
-    logging.basicConfig(format=f"front {place.index + 1}: %(message)s")
+    set_up(options.log_format, front=place.index + 1)
     logging.getLogger("qwen_megakernel").setLevel(place.log_level)
     sys.setswitchinterval(_SWITCH_S)
     listener = socket.socket(place.family, socket.SOCK_STREAM)

@@ -14,7 +14,7 @@ import queue
 import select
 import socket
 import threading
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 from qwen_megakernel.engine.audio import Chunk
@@ -46,6 +46,7 @@ class Line:
         unheard: how often it was told of the engine since something came from it.
         lost: its socket has ended.
         speeches: its open utterances, by their numbers.
+        streams: of each key, that are open there.
         seats: its seats, by their numbers.
         unsent: bytes that wait to be sent.
     """
@@ -55,6 +56,7 @@ class Line:
         self.up = self.lost = False
         self.unheard = self.unsent = 0
         self.speeches: dict[int, _Speech] = {}
+        self.streams: Counter[str] = Counter()
         self.seats: dict[int, AnySeat] = {}
         self._unsent: deque[bytes | memoryview] = deque()
 
@@ -201,6 +203,8 @@ class Hub:
             pass
         finally:
             line.lost = True
+            for key in line.streams.elements():
+                self._service.quotas.usage.give_stream(key)
             for speech in list(line.speeches.values()):
                 if speech.utterance:
                     speech.utterance.cancel()
@@ -211,9 +215,12 @@ class Hub:
         if kind is Kind.UP:
             line.up = True
         elif kind is Kind.ANSWERED:
-            self._metrics.answered(*told)
+            self._metrics.answered(told)
         elif kind is Kind.SAID:
-            self._metrics.said(*told)
+            self._metrics.said(told)
+        elif kind is Kind.GIVE:
+            line.streams[told] -= 1
+            self._service.quotas.usage.give_stream(told)
         elif kind is Kind.RETRY:
             self._service.engine.count_retry()
         elif kind is Kind.CANCEL:
@@ -228,6 +235,8 @@ class Hub:
             try:
                 if kind is Kind.METRICS:
                     body, reply["media"] = self._metrics.text(told)
+                elif kind is Kind.TAKE:
+                    reply["told"] = self._take_for_key(line, *told)
                 else:
                     self._call(line, kind, number, told, rest)
             except Exception as error:
@@ -235,6 +244,14 @@ class Hub:
                     log.exception("a call of a front failed")
                 reply["error"] = wire.write_error(error)
             self._out.put((line, wire.frame(Kind.REPLY, number, reply, body)))
+
+    def _take_for_key(self, line: Line, what: str, key: str, *numbers: int) -> float:
+        usage = self._service.quotas.usage
+        if what == "characters":
+            return usage.take_characters(key, *numbers)
+        taken = usage.take_stream(key, *numbers)
+        line.streams[key] += taken
+        return taken
 
     def _call(self, line: Line, kind: Kind, number: int, told: Any, rest: bytes) -> None:
         """A call into the engine. Raises TTSError: as the engine does."""

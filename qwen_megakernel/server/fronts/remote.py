@@ -19,6 +19,8 @@ from qwen_megakernel.model.prompt import PromptText
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.server.fronts import wire
 from qwen_megakernel.server.fronts.wire import Kind
+from qwen_megakernel.server.keys import Keys
+from qwen_megakernel.server.quotas import Quotas
 from qwen_megakernel.speech.base import AnySeat, BegunUtterance, SpeechEngine
 from qwen_megakernel.speech.request import SpeechRequest
 from spoken_text.spoken_text import SpokenText
@@ -94,6 +96,16 @@ class Link(asyncio.Protocol):
         EngineDied."""
         try:
             self.asked(number, frame).result(_PATIENCE_S)
+        except TimeoutError:
+            raise EngineDied(f"the engine's process did not answer within {_PATIENCE_S:g} s") from None
+
+    async def told(self, kind: Kind, told: list[Any]) -> Any:
+        """Make a call from the event loop. Returns what it tells. Raises TTSError: as `call`."""
+        number = self.number()
+        answer = self.asked(number, wire.frame(kind, number, told))
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return (await asyncio.wrap_future(answer))[0]["told"]
         except TimeoutError:
             raise EngineDied(f"the engine's process did not answer within {_PATIENCE_S:g} s") from None
 
@@ -313,11 +325,11 @@ class RemoteMetrics:
     def __init__(self, link: Link):
         self._link = link
 
-    def answered(self, path: str, status: int) -> None:
-        self._link.post(wire.frame(Kind.ANSWERED, told=[path, status]))
+    def answered(self, told: dict[str, Any]) -> None:
+        self._link.post(wire.frame(Kind.ANSWERED, told=told))
 
-    def record(self, audio: Audio) -> None:
-        self._link.post(wire.frame(Kind.SAID, told=[audio.duration_s, audio.ttfc_s]))
+    def said(self, told: dict[str, Any]) -> None:
+        self._link.post(wire.frame(Kind.SAID, told=told))
 
     async def told(self, accept: str) -> tuple[bytes, str]:
         """Raises EngineDied."""
@@ -326,3 +338,20 @@ class RemoteMetrics:
         async with asyncio.timeout(_PATIENCE_S):
             told, text = await asyncio.wrap_future(answer)
         return text, told["media"]
+
+
+class RemoteQuotas(Quotas):
+    """The engine's process counts for all fronts."""
+
+    def __init__(self, keys: Keys, link: Link):
+        super().__init__(keys)
+        self._link = link
+
+    async def _take_stream(self, name: str, most: int) -> bool:
+        return bool(await self._link.told(Kind.TAKE, ["streams", name, most]))
+
+    def _give_stream(self, name: str) -> None:
+        self._link.post(wire.frame(Kind.GIVE, told=name))
+
+    async def _take_characters(self, name: str, count: int, per_minute: int) -> float:
+        return float(await self._link.told(Kind.TAKE, ["characters", name, count, per_minute]))

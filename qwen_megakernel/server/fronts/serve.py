@@ -22,6 +22,7 @@ from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.server.fronts.front import Place, run_front
 from qwen_megakernel.server.fronts.hub import MOST_UNSENT, Hub, Line
 from qwen_megakernel.server.limits import OpenCount
+from qwen_megakernel.server.logs import flush
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.process import ENGINE_GONE, exit_within
@@ -60,7 +61,8 @@ class Fronts:
         limits = options.limits
         shares = {name: max(1, getattr(limits, name) // count) for name in ("clones", "clones_a_minute")}
         self._options = replace(options, limits=replace(limits, **shares))
-        self._hub = Hub(self._service, Metrics(self._service, OpenCount(self._sockets)))
+        counts = OpenCount(self._sockets), OpenCount(self._connections)
+        self._hub = Hub(self._service, Metrics(self._service, *counts))
         self._fronts: list[_Front] = []
         self._all_up = False  # at least once
         self._stop = asyncio.Event()
@@ -99,6 +101,7 @@ class Fronts:
             loop.remove_signal_handler(number)
         if service.wrong_default:  # starting it again would not help
             raise service.wrong_default
+        flush()
         if self._signals:
             signal.raise_signal(self._signals[0])  # as uvicorn ends a server
         return ENGINE_GONE
@@ -156,10 +159,11 @@ class Fronts:
 
     async def _end_fronts(self) -> None:
         """Let the fronts end, with their utterances if we were told to stop, and kill those that do not."""
-        service, limits = self._service, self._service.limits
-        end = time.monotonic() + limits.drain_s + _SHUTDOWN_S
+        service, options = self._service, self._service.options
+        end = time.monotonic() + options.grace_seconds + options.drain_seconds + _SHUTDOWN_S
         if service.gone.is_set():  # they hear of it and end by themselves
-            exit_within(limits.drain_s + 2 * _SHUTDOWN_S)
+            end = time.monotonic() + _SHUTDOWN_S
+            exit_within(2 * _SHUTDOWN_S)
         else:
             service.state = "draining"
             for front in self._fronts:

@@ -38,12 +38,14 @@ class Kind(IntEnum):
     SAID = auto()  # an utterance was heard
     RETRY = auto()  # it is said again
     CANCEL = auto()
+    GIVE = auto()  # a key has a stream less
     LEAVE = auto()  # a seat
     BEGIN = auto()  # this one and those below are calls, which get a REPLY
     PUSH = auto()
     FLUSH = auto()
     END_TEXT = auto()
     METRICS = auto()
+    TAKE = auto()  # a key wants a stream or characters
     # from the engine's process
     REPLY = auto()
     TOKENS = auto()  # those that begin in the next chunk, and all ids so far

@@ -55,17 +55,18 @@ class Stream(Session):
             return
         text, sentences, speaks = _Text(self), 0, True
         seat = self.service.engine.seat()
-        try:
-            text.add(message)
-            while speaks and await text.begins():
-                if not self.config.whole:
-                    await text.glance()
-                speaks = await _Part(self, self.config, text, sentences, seat).speak()
-                sentences += 1
-        except Exception as error:
-            self.put_error(error, utterance_index=self.utterance)
-        finally:
-            seat.leave()
+        with self.service.journal.entry(self.record.child(utterance_index=self.utterance)):
+            try:
+                text.add(message)
+                while speaks and await text.begins():
+                    if not self.config.whole:
+                        await text.glance()
+                    speaks = await _Part(self, self.config, text, sentences, seat).speak()
+                    sentences += 1
+            except Exception as error:
+                self.put_error(error, utterance_index=self.utterance)
+            finally:
+                seat.leave()
         self.busy = False  # after an error, a silent client is disconnected
         while not text.complete:  # the utterance is over
             await text.read_next(keep=False)
@@ -262,7 +263,7 @@ class _Part:
             await self._text.read()
             text = self._text.take()
             self._said += text
-            self._session.service.log_text(text)
+            await self._session.service.take_text(text)
             yield text
 
     async def _encode(self, samples: np.ndarray | None) -> bytes:

@@ -97,6 +97,7 @@ class Session(SocketLine):
         told = replace(told, field=names.get(told.field, told.field)) if names and told.field else told
         if told.status == 500 and not told.retryable:
             log.error("a message could not be answered", exc_info=error)
+        self.service.journal.fail(self.record, told, **more)
         self.put(error_message(told, **more))
 
     async def answer(self, kind: str, message: dict[str, Any], *, speaking: bool = False) -> None:

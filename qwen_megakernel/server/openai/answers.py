@@ -4,7 +4,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from qwen_megakernel.errors import SpeechCutError, TextTooLongError, TTSError
 from qwen_megakernel.server.api_error import ApiError, Refused
 from qwen_megakernel.server.openai.bodies import BATCH, SPEECH, error_of
 from qwen_megakernel.server.openai.turns import turns_of
+from qwen_megakernel.server.records import CURRENT
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.tasks import cancelled
 from qwen_megakernel.server.word_times import TimedWord, WordEnds
@@ -24,8 +24,6 @@ from qwen_megakernel.speech.events import Ended, Sound, Words
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
 from spoken_text.finder import Conversation
-
-log = logging.getLogger(__name__)
 
 _RETRIES = 2  # of a whole answer, if the client is silent about it
 _PIECE = 64 << 10  # bytes of a whole file that are sent at once: each waits until the client takes it
@@ -183,12 +181,18 @@ class Speech:
             clipped = {"clipped": self.clipped} if self.clipped else {}
             yield _event({"type": "speech.audio.done", "usage": await self.usage()} | clipped)
         except TTSError as error:
-            log.error("an answer ends with an error: %s", error)
-            yield _event({"type": "error", "error": error_of(error, SPEECH).body})
+            yield _event({"type": "error", "error": _noted(error_of(error, SPEECH)).body})
 
     async def close(self) -> None:
         """Cancel what is still being spoken."""
         await self._samples.aclose()
+
+
+def _noted(error: ApiError) -> ApiError:
+    """An error that comes too late for the answer's status: the request's record has it then."""
+    if record := CURRENT.get():
+        record.error = error
+    return error
 
 
 def _event(data: dict[str, Any]) -> bytes:
@@ -242,7 +246,7 @@ class Streamed(StreamingResponse):
         except Refused:
             pass
         except TTSError as error:
-            log.error("an answer ends early: %s", error)
+            _noted(ApiError.of(error))
         finally:
             await self._parts.aclose()
             if self._speech:

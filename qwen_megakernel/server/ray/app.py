@@ -7,7 +7,9 @@ examples/ray.
 import logging
 import math
 import os
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +28,8 @@ from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.guard import OPEN, error_response
 from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.logs import set_up
+from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.options import ServerOptions, rows_of
 from qwen_megakernel.server.process import is_loopback, load_for_good
 from qwen_megakernel.server.service import EngineService
@@ -35,6 +39,7 @@ from spoken_text.lexicon import Lexicon
 log = logging.getLogger(__name__)
 
 _SPARE_REQUESTS = 4  # a replica's requests that need no slot: health, voices, metrics, silent sockets
+_EXPORT_S = 10.0  # between two reports to Ray, which asks its replicas as often
 _TARGET_LOAD = 0.7  # average share of a replica's slots in use; above it Serve starts another replica
 
 
@@ -128,21 +133,46 @@ def _options(args: Args) -> dict[str, Any]:
 def _make_app(args: Args, token: str | None) -> FastAPI:
     """A replica's app. It takes no uploads, because only this replica would know the voice. Serve sends requests to the
     replica once the app has started."""
-    logging.basicConfig(format="%(message)s")
+    set_up(args.log_format)
     logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
     passed = {"backend", "device", "weights", "max_streams", "max_positions", "kv_memory", "allow_foreign_voice"}
     queue = max(args.max_streams, _SPARE_REQUESTS)  # room for every request that the router sends
     options = EngineOptions(**args.model_dump(include=passed), max_queue=queue)
     lexicon = Lexicon.load(args.lexicon) if args.lexicon else None
     defaults = read_options({"normalize": args.normalize, "lexicon": lexicon}, "serve")
-    server = ServerOptions(**{name: getattr(args, name) for name in _ROWS}, token=token, defaults=defaults)
+    given = {name: getattr(args, name) for name in _ROWS} | {"drain_seconds": args.drain_s}
+    given["lexicon_file"] = args.lexicon
+    server = ServerOptions(**given, token=token, defaults=defaults)
     model = name_of_model(args.model)
     api = make_app(lambda: load_for_good(args.model, options), server, model=model, until_ready=True)
+    threading.Thread(target=_export, args=(api.state.metrics,), name="qwen_megakernel metrics", daemon=True).start()
     api.add_middleware(_NameReplica, replica=serve.get_replica_context().replica_tag)
     if token is None:
         log.warning("%s is not set: the server answers only clients on their proxy's own machine", TOKEN)
         api.add_middleware(_OnlyLoopback)
     return api
+
+
+def _export(metrics: Metrics) -> None:
+    """Tell Ray our metrics, for its own endpoint, which has those of all replicas and names each. Never returns."""
+    from ray.serve.metrics import Gauge
+
+    gauges: dict[str, Any] = {}
+    while True:
+        _tell(metrics, gauges, Gauge)
+        time.sleep(_EXPORT_S)
+
+
+def _tell(metrics: Metrics, gauges: dict[str, Any], gauge: Callable[..., Any]) -> None:
+    """`gauge`: makes one of Ray. All of ours are gauges there: Ray's counters and histograms take single events only,
+    and Prometheus' queries do not ask for the type."""
+    for family in metrics.families():
+        for sample in family.samples:
+            if sample.name.endswith("_created"):
+                continue
+            if sample.name not in gauges:
+                gauges[sample.name] = gauge(sample.name, family.documentation, tuple(sample.labels))
+            gauges[sample.name].set(sample.value, dict(sample.labels))
 
 
 class _NameReplica:

@@ -15,6 +15,7 @@ from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.clones import CLONE_FIELDS, read_clone
 from qwen_megakernel.server.fields import told_apart
+from qwen_megakernel.server.records import CURRENT
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket_line import (
     MAX_RECORDING,
@@ -31,7 +32,7 @@ from spoken_text.front_end import Reading
 
 log = logging.getLogger(__name__)
 
-SETTINGS = {"words": Option(kinds=(bool,)), "turn": Option(kinds=(str,))}
+SETTINGS = {"words": Option(kinds=(bool,)), "turn": Option(kinds=(str,)), "traceparent": Option(kinds=(str,))}
 """What a context's first message may have besides the options of speech."""
 _REMEMBERED = 1000  # names of ended contexts: late text must not open them again
 _MOST_WAITING = 256 << 10  # characters of a context's messages that it has not read; it may wait for its turn
@@ -73,7 +74,8 @@ class Socket(SocketLine):
         self.put_bytes(number.to_bytes(4, "little") + pcm)
 
     def put_error(self, name: str, error: ApiError) -> None:
-        """Queue the error that ends a context."""
+        """Queue the error that ends a context, or that refuses to open one."""
+        self.service.journal.fail(self.record, error, context=name)
         self.put(error_message(error, context=name))
 
     def _handle(self, text: str | None) -> None:
@@ -193,6 +195,10 @@ class _Context:
             self._queue(kind, 0)
 
     async def _run(self) -> None:
+        with self._socket.service.journal.entry(self._socket.record.child(context=self._name)):
+            await self._run_recorded()
+
+    async def _run_recorded(self) -> None:
         socket, limit = self._socket, self._socket.service.limits.total_s
         self._running = True
         try:
@@ -221,6 +227,8 @@ class _Context:
         settings, text, complete = self._read(opening, opens=True)
         with_words = settings.pop("words", False)
         turn = self._socket.turn(settings.pop("turn", None))
+        if (parent := settings.pop("traceparent", None)) and (record := CURRENT.get()):
+            record.traceparent = parent
         clone = read_clone({name: settings.pop(name) for name in CLONE_FIELDS if name in settings})
         options = await service.cloned(read_options(settings, "socket", also=SETTINGS), clone)
         request = service.request(options, lenient=True).in_conversation(self._socket.conversation)
@@ -305,7 +313,7 @@ class _Context:
                 return
             else:
                 _, text, complete = self._read(message, opens=False)
-                self._socket.service.log_text(text)
+                await self._socket.service.take_text(text)
                 yield text
 
     def _put_end(self, reason: str, seconds: float, compute: float, seed: int | None) -> None:

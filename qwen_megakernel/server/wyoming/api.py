@@ -12,6 +12,7 @@ from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
 from qwen_megakernel import __version__
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.logs import flush
 from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_within
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.tasks import cancelled, first_of
@@ -20,6 +21,8 @@ from qwen_megakernel.speech.saved_voices import DEFAULT_VOICE
 from spoken_text.languages import codes_of
 
 log = logging.getLogger(__name__)
+
+_END_S = 15.0  # at most, once the engine is gone
 
 
 class WyomingServer:
@@ -71,6 +74,8 @@ class WyomingServer:
             raise BackendError(f"cannot listen on {host}:{port}: {error}; choose another --port") from None
         log.info("listening on %s:%d", host, port)
         await first_of(self._stopping.wait(), self.service.gone.wait())
+        if not self.service.gone.is_set():
+            await first_of(self.service.grace(), self._at_once.wait(), self.service.gone.wait())
         server.close()
         if not self.service.gone.is_set():
             await first_of(self.service.drain(), self._at_once.wait(), self.service.gone.wait())
@@ -138,7 +143,7 @@ def serve(service: EngineService, listener: socket.socket) -> int:
 
         async def end_if_gone() -> None:
             await service.gone.wait()
-            exit_within(service.limits.drain_s + 5)
+            exit_within(_END_S)
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)
@@ -151,6 +156,7 @@ def serve(service: EngineService, listener: socket.socket) -> int:
                 loop.remove_signal_handler(number)
 
     asyncio.run(main())
+    flush()
     if service.gone.is_set():
         return ENGINE_GONE
     if told:  # the parent process sees that a signal ended this one

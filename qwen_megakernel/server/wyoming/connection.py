@@ -16,6 +16,7 @@ from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, Synthesize
 from qwen_megakernel.errors import NoWordsError, RequestError, SpeechCutError, TextTooLongError
 from qwen_megakernel.model.pcm import BYTES, pcm16
 from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.records import Record, serving
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.tasks import first_of
 from qwen_megakernel.server.wyoming.events import ProtocolError, Request, Silence, read_event, text_of
@@ -52,10 +53,13 @@ class Connection:
         self._reader = reader
         self._writer = writer
         self._conversation = Conversation()
+        peer = writer.get_extra_info("peername") or ("",)
+        self._record = Record("wyoming", client=peer[0], route="wyoming")
         self._inbox: asyncio.Queue[Request] = asyncio.Queue()
         self._unread = 0  # total size of the inbox, by `_size`
         self._open = False  # the client has sent synthesize-start but not yet synthesize-stop
         self._speaking = False
+        self._told_failure: Exception | None = None  # of a request; the journal has it
         self._complete = False  # a stream's synthesize-stop was taken
         self._streamed = 0  # a stream's characters so far
         self._samples = 0  # sent for this request
@@ -69,22 +73,31 @@ class Connection:
         """Run until the client is gone or must be disconnected."""
         error = None
         try:
-            await first_of(self._receive(), self._speak_all())
+            with serving(self._record):
+                await first_of(self._receive(), self._speak_all())
         except OSError:  # the client is gone
             pass
         except Exception as failure:
             error = ApiError.of(failure)
             if error.status == 500 and not error.retryable:
                 log.exception("a request failed")
+            if failure is not self._told_failure:
+                self._service.journal.refuse(self._record.child(), error)
         finally:
             self._service.unsent_sockets.discard(self)
             await self._close(error)
 
     async def refuse(self, error: ApiError) -> None:
         """Send the reason without waiting for the client."""
+        self._service.journal.refuse(self._record, error)
         with contextlib.suppress(OSError):
-            await async_write_event(Error(error.message, error.code).event(), self._writer)
+            await self._tell_error(error)
         self._writer.close()
+
+    async def _tell_error(self, error: ApiError) -> None:
+        event = Error(error.message, error.code).event()
+        event.data["request_id"] = self._record.id
+        await async_write_event(event, self._writer)
 
     async def _close(self, error: ApiError | None) -> None:
         """Tell the client why, if it still reads. Read and drop what it still sends: otherwise the system would reset
@@ -92,7 +105,7 @@ class Connection:
         with contextlib.suppress(OSError):  # TimeoutError is one
             async with asyncio.timeout(_LINGER_S):
                 if error:
-                    await async_write_event(Error(error.message, error.code).event(), self._writer)
+                    await self._tell_error(error)
                     self._writer.write_eof()
                     while await self._reader.read(self._limits.max_body):
                         pass
@@ -109,7 +122,6 @@ class Connection:
             async with asyncio.timeout(self._limits.idle_s):
                 await async_write_event(event, self._writer)
         except TimeoutError:
-            log.info("a client did not read what it asked for")
             raise ConnectionAbortedError from None
 
     # ------------------------------------------------------------ from the client
@@ -167,13 +179,21 @@ class Connection:
             asked = await self._take()
             self._speaking = True
             self._service.unsent_sockets.add(self)
-            try:
-                async with asyncio.timeout(self._limits.total_s):
-                    await self._speak(asked)
-            except TimeoutError:
-                raise RequestError(f"the request took more than {self._limits.total_s:g} s: send less text") from None
+            with self._service.journal.entry(self._record.child()):
+                try:
+                    await self._speak_in_time(asked)
+                except Exception as failure:
+                    self._told_failure = failure
+                    raise
             self._speaking = False
             self._service.unsent_sockets.discard(self)
+
+    async def _speak_in_time(self, asked: Request) -> None:
+        try:
+            async with asyncio.timeout(self._limits.total_s):
+                await self._speak(asked)
+        except TimeoutError:
+            raise RequestError(f"the request took more than {self._limits.total_s:g} s: send less text") from None
 
     async def _speak(self, asked: Request) -> None:
         """Speak one `synthesize`, or one stream from its `synthesize-start` on."""
@@ -219,7 +239,7 @@ class Connection:
         """The pieces of text behind the first one."""
         while not self._complete:
             text = await self._next_text()
-            self._service.log_text(text)
+            await self._service.take_text(text)
             yield text
 
     async def _next_text(self) -> str:

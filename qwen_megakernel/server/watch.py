@@ -1,0 +1,51 @@
+"""Files that a running server reads again once they have changed: keys, certificates, voices, a lexicon."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+
+
+class Watched:
+    """Files, or a folder and its files, and what reads them again."""
+
+    def __init__(self, about: str, paths: Sequence[Path], reread: Callable[[], Any]):
+        """`about`: for the log. `reread`: runs in a thread. If it fails, what was read before stays."""
+        self._about, self._paths, self._reread = about, paths, reread
+        self._seen = self._state()
+
+    def look(self) -> None:
+        """Read the files again if they have changed. Never fails."""
+        try:
+            if (state := self._state()) == self._seen:
+                return
+            self._seen = state
+            self._reread()
+            log.info("%s: read again", self._about)
+        except Exception as error:
+            log.error("%s: cannot be read again, what was there stays: %s", self._about, error)
+
+    def _state(self) -> list[tuple[Any, ...]]:
+        files = [each for path in self._paths for each in [path, *(sorted(path.iterdir()) if path.is_dir() else [])]]
+        return [_stamp(path) for path in files]
+
+
+def _stamp(path: Path) -> tuple[Any, ...]:
+    try:
+        stat = path.stat()  # of what a link leads to: Kubernetes swaps links
+    except OSError:
+        return (path, None)
+    return path, stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+async def watch(all_watched: Sequence[Watched]) -> None:
+    """Look after them until the task is cancelled."""
+    while all_watched:
+        await asyncio.sleep(_LOOK_S)
+        for watched in all_watched:
+            await asyncio.to_thread(watched.look)

@@ -1,0 +1,625 @@
+"""What an operator sees of a server and sets: lines of the log, ids, metrics, keys, its end, certificates."""
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import re
+import shutil
+import ssl
+import subprocess
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+from serving import TEXT, access, connect, fronts_of, get, post, ready, running, small_demo
+from waiting import PATIENCE_S, until
+from websockets.exceptions import InvalidStatus
+
+from qwen_megakernel import BackendError, TTSEngine, cli
+from qwen_megakernel.commands.config import actions_of, printed
+from qwen_megakernel.commands.options import server_options
+from qwen_megakernel.server import logs
+from qwen_megakernel.server.keys import Keys
+from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.openai.bodies import SPEECH
+from qwen_megakernel.server.options import rows_of
+from qwen_megakernel.server.quotas import Usage
+from qwen_megakernel.server.records import Record, serving
+from qwen_megakernel.server.traces import Traces
+from spoken_text.lexicon import Lexicon
+
+ID = "bot-1/turn:7"
+"""A request's id that a client chooses."""
+TOKEN = "a-long-secret"
+MONITORING = Path(__file__).parents[1] / "examples/monitoring"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ready(small_demo) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def all_levels(caplog):
+    with caplog.at_level(logging.INFO):
+        yield
+
+
+def logged(caplog) -> str:
+    """All that the server has logged."""
+    ours = [each for each in caplog.records if each.name.startswith("qwen_megakernel")]
+    return " ".join(f"{each.getMessage()} {getattr(each, 'fields', '')}" for each in ours)
+
+
+def samples(text: str) -> dict[tuple[str, frozenset], float]:
+    families = text_string_to_metric_families(text)
+    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+def total(text: str, name: str, **labels: str) -> float:
+    """The sum of a metric's samples that have these labels."""
+    wanted = frozenset(labels.items())
+    return sum(
+        value for (each, has), value in samples(text).items() if each == f"qwen_megakernel_{name}" and wanted <= has
+    )
+
+
+def told_last(line) -> dict:
+    """What a socket tells of a context's end."""
+    while True:
+        message = line.recv(PATIENCE_S)
+        if isinstance(message, str) and (told := json.loads(message))["type"] in ("end", "error"):
+            return told
+
+
+# ---------------------------------------------------------------- the log
+
+
+def test_a_request_is_a_line_with_its_id_and_without_its_text(server, caplog):
+    answer = post(
+        server.url + SPEECH,
+        json={"model": "demo", "input": TEXT, "voice": "ADA", "response_format": "pcm", "seed": 5},
+        headers={"x-request-id": ID},
+    )
+    told = access(caplog, 1)[0]
+    assert answer.headers["x-request-id"] == told["request_id"] == ID
+    expected = {"protocol": "http", "client": "127.0.0.1", "method": "POST", "path": SPEECH, "status": 200}
+    expected |= {"voice": "ADA", "seed": 5, "finish_reason": "eos", "characters": len(TEXT)}
+    assert expected.items() <= told.items() and TEXT not in logged(caplog)
+    assert min(told["duration_s"], told["audio_s"], told["first_audio_s"]) > 0 and "code" not in told
+
+
+@pytest.mark.parametrize("wrong", ["two words", "x" * 129, "\u00e9".encode().decode("latin-1")])
+def test_an_id_that_could_be_misread_is_replaced(server, wrong):
+    answer = get(f"{server.url}/v1/models", headers={"x-request-id": wrong.encode("latin-1")})
+    assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+
+
+REFUSED = (
+    (lambda url: post(url + SPEECH, json={"input": TEXT, "voice": "nobody"}), 400, "invalid"),
+    (lambda url: post(url + SPEECH, json={"input": TEXT, "model": "other"}), 404, "model_not_found"),
+    (lambda url: post(url + SPEECH, content=b"{}" * 40_000), 413, "invalid"),
+    (lambda url: get(url + "/v1/models", headers={"host": "evil.example"}), 403, "forbidden"),
+    (lambda url: get(url + "/nothing?secret=1"), 404, "invalid"),
+    (lambda url: get(url + "/health", headers={"x": "y" * 20_000}), 431, "invalid"),
+)
+
+
+@pytest.mark.parametrize("ask, status, code", REFUSED)
+def test_a_refusal_is_counted_and_logged_once(server, caplog, ask, status, code):
+    before = get(f"{server.url}/metrics").text
+    answer = ask(server.url)
+    told, error = access(caplog, 1)[0], answer.json()["error"]
+    assert (answer.status_code, error["code"], told["status"], told["code"]) == (status, code, status, code)
+    assert answer.headers["x-request-id"] == error["request_id"] == told["request_id"]
+    after = get(f"{server.url}/metrics").text
+    assert total(after, "refusals_total") - total(before, "refusals_total") == 1
+    assert total(after, "refusals_total", reason=code) - total(before, "refusals_total", reason=code) == 1
+    assert "secret" not in logged(caplog) and TEXT not in logged(caplog)
+    assert not [each for each in caplog.records if each.levelno > logging.INFO]
+
+
+def test_a_socket_that_is_refused_is_counted_and_logged_once(server, caplog):
+    before = get(f"{server.url}/metrics").text
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://127.0.0.1:{server.port}/nowhere", additional_headers={"x-request-id": ID})
+    told = access(caplog, 1)[0]
+    assert (told["protocol"], told["status"], told["request_id"]) == ("websocket", 404, ID)
+    assert refused.value.response.headers["x-request-id"] == ID
+    after = get(f"{server.url}/metrics").text
+    assert total(after, "refusals_total") - total(before, "refusals_total") == 1
+    assert not [each for each in caplog.records if each.levelno > logging.INFO]
+
+
+def test_each_text_of_a_socket_is_a_line_with_the_sockets_id(server, caplog):
+    with connect(server.socket_url, additional_headers={"x-request-id": ID}) as line:
+        assert line.response.headers["x-request-id"] == ID
+        for name, more in (("good", {}), ("bad", {"voice": "nobody"})):
+            line.send(json.dumps({"type": "text", "context": name, "text": "Hi.", "end": True} | more))
+            kinds = ("end", "error")
+            while (
+                isinstance(message := line.recv(PATIENCE_S), bytes)
+                or (last := json.loads(message))["type"] not in kinds
+            ):
+                pass
+        line.send(json.dumps({"type": "flush", "context": "none"}))
+        error = json.loads(line.recv(PATIENCE_S))
+    assert (last["request_id"], error["request_id"]) == (ID, ID)
+    good, bad, none, whole = access(caplog, 4)
+    assert all(told["request_id"] == ID and told["protocol"] == "socket" for told in (good, bad, none, whole))
+    assert (good["context"], good["status"], good["finish_reason"]) == ("good", 200, "eos")
+    assert (bad["context"], bad["status"], bad["code"]) == ("bad", 400, "invalid")
+    assert (none["context"], none["code"], whole["status"]) == ("none", "invalid", 101)
+
+
+def test_lines_are_written_by_another_thread_and_dropped_where_nobody_takes_them():
+    go, written = threading.Event(), io.StringIO()
+
+    class Stuck(logging.StreamHandler):
+        def emit(self, record: logging.LogRecord) -> None:
+            assert go.wait(PATIENCE_S)
+            super().emit(record)
+
+    handler = Stuck(written)
+    handler.setFormatter(logs.JsonFormatter())
+    lines, logger = logs.LogQueue(handler, {"front": 2}), logging.Logger("qwen_megakernel.some")
+    logger.addHandler(lines)
+    with serving(Record("http", ID)):
+        for _ in range(10_050):
+            logger.info("said %s", "a\nb")
+    assert lines.dropped >= 40
+    go.set()
+    lines.flush()
+    logger.info("later")
+    lines.flush()
+    told = [json.loads(line) for line in written.getvalue().splitlines()]
+    assert told[0]["message"] == "said a\nb" and told[0]["request_id"] == ID and told[0]["front"] == 2
+    assert told[-1]["message"] == "later" and told[-1]["lines_dropped"] == lines.dropped
+
+
+def test_no_client_can_make_up_a_line_of_text():
+    record = logging.LogRecord("qwen_megakernel.access", logging.INFO, "", 0, "request", None, None)
+    record.fields = {"path": '/a b"\n2026 ERROR', "key": ""}
+    line = logs.TextFormatter().format(record)
+    assert line.endswith(' INFO access request path="/a b\\"\\n2026 ERROR" key=""') and "\n" not in line
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def test_names_and_types_of_metrics_are_as_prometheus_wants_them(server):
+    server.post(input="Hi.", response_format="pcm")
+    with contextlib.suppress(InvalidStatus):
+        connect(f"ws://127.0.0.1:{server.port}/nowhere")
+    text = get(f"{server.url}/metrics").text
+    families = list(text_string_to_metric_families(text))
+    assert problems_of(families) == [] and len(families) > 30
+    for name in ("queue_seconds", "first_audio_seconds", "audio_duration_seconds", "real_time_factor_ratio"):
+        assert total(text, f"{name}_count", protocol="http", model="demo") >= 1, name
+    assert total(text, "utterances_total", protocol="http", model="demo", finish_reason="eos") >= 1
+    assert total(text, "build_info", model="demo", backend="torch") == 1
+    assert total(text, "engine_memory_bytes") >= 0 and "process_resident_memory_bytes" in text
+    exemplars = get(f"{server.url}/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"}).text
+    seen = [s for family in openmetrics(exemplars) for s in family.samples if s.exemplar]
+    assert len(seen) > 3 and all(s.exemplar.labels["request_id"] for s in seen), "a time leads to its request"
+    assert problems_of(text_string_to_metric_families("# TYPE a_milliseconds counter\na_milliseconds 1\n"))
+
+
+def problems_of(families) -> list[str]:
+    """What `promtool check metrics` would find."""
+    found = []
+    for family in families:
+        name, kind = family.name, family.type
+        if not family.documentation:
+            found.append(f"{name}: no help")
+        if kind == "counter" and not all(s.name.endswith(("_total", "_created")) for s in family.samples):
+            found.append(f"{name}: a counter ends with _total")
+        if kind != "counter" and name.endswith(("_total", "_count", "_sum", "_bucket")):
+            found.append(f"{name}: only a counter may be called so")
+        if not re.fullmatch("[a-z_:][a-z0-9_:]*", name):
+            found.append(f"{name}: small letters, digits and _")
+        units = "_(milli|micro|nano)seconds|_(minutes|hours|kilobytes|megabytes|percent|ms)(_|$)"
+        if re.search(units, name) or kind in name.split("_"):
+            found.append(f"{name}: base units, and no name of a type")
+        found += [f"{name}: label {label}" for s in family.samples for label in s.labels if label.startswith("__")]
+    return found
+
+
+def test_gaps_are_counted(server):
+    said = {"protocol": "socket", "key": "", "id": ID, "finish_reason": "eos", "audio_s": 2.0, "compute_s": 4.0}
+    said |= {"first_audio_s": 0.2, "lead_s": -0.3, "stages": {"queue": 0.1}, "protocol": "made up"}
+    server.service.journal.counts.said(said)
+    text = get(f"{server.url}/metrics").text
+    assert total(text, "gaps_total", protocol="made up") == 1
+    assert total(text, "least_lead_seconds_bucket", protocol="made up", le="0.0") == 1
+    assert total(text, "real_time_factor_ratio_bucket", protocol="made up", le="1.0") == 0
+
+
+# ---------------------------------------------------------------- keys
+
+
+def write_keys(path: Path, **keys: str) -> None:
+    """Names -> keys and limits, such as "secret; streams = 1"."""
+    tables = []
+    for name, told in keys.items():
+        key, *limits = told.split("; ")
+        digests = [hashlib.sha256(each.encode()).hexdigest() for each in key.split()]
+        tables.append("\n".join([f"[keys.{name}]", f"sha256 = {json.dumps(digests)}", *limits]))
+    path.write_text("\n".join(tables))
+
+
+def asked(server, key: str, **body):
+    bearing = {"authorization": f"Bearer {key}"}
+    return post(server.url + SPEECH, json={"input": "Hi.", "response_format": "pcm"} | body, headers=bearing)
+
+
+@pytest.fixture
+def with_keys(tmp_path):
+    path = tmp_path / "keys.toml"
+    write_keys(path, old="alpha", small="beta; streams = 1; characters_per_minute = 10")
+    with ready(small_demo, keys_file=path, token=TOKEN) as server:
+        yield server, path
+
+
+def test_keys_have_names_and_limits_and_change_without_cutting_anybody(with_keys, caplog, monkeypatch):
+    server, path = with_keys
+    for key, status in (("alpha", 200), ("beta", 200), (TOKEN, 200), ("gamma", 401), ("x", 401)):
+        assert asked(server, key).status_code == status
+    told = access(caplog, 5)
+    assert [each.get("key") for each in told] == ["old", "small", None, None, None]
+    refused = asked(server, "beta", input="A text of many characters.")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit")
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    bearing = {"authorization": "Bearer alpha"}
+    with connect(server.socket_url, additional_headers=bearing) as line:
+        line.recv(PATIENCE_S)
+        line.send(json.dumps({"type": "text", "context": "a", "text": "Hello there, "}))
+        line.recv(PATIENCE_S)
+        write_keys(path, new="gamma")
+        [watched] = server.service.watched
+        watched.look()
+        assert asked(server, "alpha").status_code == 401 and asked(server, "gamma").status_code == 200
+        line.send(json.dumps({"type": "text", "context": "a", "text": "you.", "end": True}))
+        assert told_last(line)["finish_reason"] == "eos", "who speaks goes on"
+        line.send(json.dumps({"type": "text", "context": "b", "text": "More.", "end": True}))
+        assert json.loads(line.recv(PATIENCE_S))["code"] == "unauthorized", "but begins no more"
+    path.write_text("[keys")
+    watched.look()
+    assert asked(server, "gamma").status_code == 200, "a broken file changes nothing"
+    text = get(f"{server.url}/metrics", headers={"authorization": f"Bearer {TOKEN}"}).text
+    assert total(text, "utterances_total", key="old") == 2 and total(text, "characters_total", key="small") == 3
+    assert total(text, "refusals_total", key="small", reason="key_characters") == 1
+    assert not any(secret in logged(caplog) for secret in ("alpha", "beta", "gamma", TOKEN))
+
+
+def test_a_key_speaks_no_more_texts_at_once_than_it_may(with_keys):
+    server, path = with_keys
+    bearing = {"authorization": "Bearer beta"}
+    with connect(server.socket_url, additional_headers=bearing) as line:
+        line.send(json.dumps({"type": "text", "context": "a", "text": "Ah, "}))
+        until(lambda: server.service.sessions)
+        refused = asked(server, "beta", input="Hi")
+        assert refused.status_code == 429 and "1 texts at once" in refused.json()["error"]["message"]
+        assert asked(server, "alpha").status_code == 200
+    until(lambda: asked(server, "beta", input="Hi").status_code == 200)
+
+
+def test_fronts_count_for_a_key_together(tmp_path, server):
+    path = tmp_path / "keys.toml"
+    write_keys(path, bot="alpha; streams = 1; characters_per_minute = 1000")
+    with fronts_of(server.service, 2, keys_file=path) as fronts:
+        one, other = (front.server for front in fronts)
+        with connect(one.socket_url, additional_headers={"authorization": "Bearer alpha"}) as line:
+            line.send(json.dumps({"type": "text", "context": "a", "text": "Hello there, "}))
+            until(lambda: one.service.sessions)
+            assert asked(other, "alpha").status_code == 429
+        until(lambda: asked(other, "alpha").status_code == 200)
+
+
+def test_characters_fill_up_within_a_minute():
+    now = [0.0]
+    usage = Usage(lambda: now[0])
+    assert usage.take_characters("a", 60, 60) == 0 and usage.take_characters("a", 30, 60) == 30
+    now[0] = 30.0
+    assert usage.take_characters("a", 30, 60) == 0 and usage.take_characters("b", 600, 60) == 0, "a long one owes"
+    assert usage.take_characters("b", 1, 60) == pytest.approx(541)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "1 to 1000 tables"),
+        ("[keys.a]\nsha256 = 'x'", "64 hex digits"),
+        (f"[keys.a]\nsha256 = '{'0' * 64}'\nstream = 1", "unknown 'stream'"),
+        (f"[keys.a]\nsha256 = '{'0' * 64}'\nstreams = 0", "above 0"),
+        (f"[keys.a]\nsha256 = '{'0' * 64}'\n[keys.b]\nsha256 = '{'0' * 64}'", "the same key"),
+        ("[keys.'a b']\n", "a name has"),
+        ("keys", "not TOML"),
+    ],
+)
+def test_a_wrong_file_of_keys_is_refused(tmp_path, text, words):
+    (tmp_path / "keys.toml").write_text(text)
+    with pytest.raises(BackendError, match=words):
+        Keys(None, tmp_path / "keys.toml")
+
+
+# ---------------------------------------------------------------- files for Prometheus and Grafana
+
+
+def queries() -> list[str]:
+    """Those of dashboard and alerts, with Grafana's variables filled in."""
+    board = json.loads((MONITORING / "dashboard.json").read_text())
+    found = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    rules = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"][0]["rules"]
+    found += [rule["expr"] for rule in rules]
+    return [query.replace("$__rate_interval", "5m").replace("$instance", ".*") for query in found]
+
+
+def test_each_query_of_dashboard_and_alerts_finds_its_metrics_and_labels(server):
+    """What Prometheus adds is not there: `up` and `instance`."""
+    server.post(input="Hi.", response_format="pcm")
+    with contextlib.suppress(InvalidStatus):
+        connect(f"ws://127.0.0.1:{server.port}/nowhere")
+    gaps = {"protocol": "http", "key": "", "id": "", "finish_reason": "eos", "audio_s": 2.0, "compute_s": 4.0}
+    server.service.journal.counts.said(gaps | {"first_audio_s": 0.2, "lead_s": -0.3, "stages": {}})
+    labels: dict[str, set[str]] = {"up": {"job"}}
+    for name, has in samples(get(f"{server.url}/metrics").text):
+        labels.setdefault(name, set()).update(label for label, _ in has)
+    assert len(queries()) > 30
+    for query in queries():
+        names = re.findall(r"\b(?:qwen_megakernel|process)_\w+|\bup\b", query)
+        assert names and set(names) <= labels.keys(), query
+        used = re.findall(r"(\w+)=~?\"", query) + re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", query)))
+        assert set(used) <= {"instance", "job"}.union(*(labels[name] for name in names)), query
+
+
+def test_the_queries_are_promql():
+    parser = pytest.importorskip("promql_parser")
+    for query in queries():
+        parser.parse(query)
+
+
+def test_the_page_for_whoever_is_on_call_explains_each_alert():
+    page = (MONITORING.parents[1] / "docs/operating.md").read_text()
+    for rule in yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"][0]["rules"]:
+        assert f"### {rule['alert']}\n" in page
+        assert rule["annotations"]["runbook"] == f"docs/operating.md#{rule['alert'].lower()}"
+
+
+def test_the_proxies_pass_on_what_sockets_and_streams_need(tmp_path):
+    folder = MONITORING.parent / "proxies"
+    nginx, caddy = (folder / "nginx.conf").read_text(), (folder / "Caddyfile").read_text()
+    said = dict(re.findall(r"^ +(proxy_(?:read|send)_timeout) (\d+)s;", nginx, re.M))
+    assert len(said) == 2 and all(int(seconds) > Limits().total_s for seconds in said.values())
+    for header in ("Upgrade $http_upgrade", "Connection $tts_connection", "Host $host", "X-Request-Id $request_id"):
+        assert f"proxy_set_header {header};" in nginx
+    assert "proxy_buffering off;" in nginx and "flush_interval -1" in caddy and "health_uri /ready" in caddy
+    if program := shutil.which("nginx"):
+        write_certificate(tmp_path, "tts.example")
+        plain = nginx.replace("/etc/ssl/tts.example.pem", str(tmp_path / "cert.pem"))
+        plain = plain.replace("/etc/ssl/tts.example.key", str(tmp_path / "key.pem"))
+        (tmp_path / "nginx.conf").write_text(f"events {{}}\npid {tmp_path}/pid;\nhttp {{\n{plain}\n}}\n")
+        subprocess.run([program, "-t", "-c", str(tmp_path / "nginx.conf")], check=True)
+
+
+# ---------------------------------------------------------------- options from everywhere
+
+
+def options_of(monkeypatch, *words: str, file: str = "", **variables: str):
+    for name, value in variables.items():
+        monkeypatch.setenv(f"QWEN_MEGAKERNEL_{name}", value)
+    if file:
+        path = monkeypatch.tmp_path / "config.toml"
+        path.write_text(file)
+        words = (*words, "--config", str(path))
+    return cli.make_parser().parse_args(["serve", *words])
+
+
+@pytest.fixture
+def given(monkeypatch, tmp_path):
+    monkeypatch.tmp_path = tmp_path
+    return lambda *words, **more: options_of(monkeypatch, *words, **more)
+
+
+FILE = """
+max_streams = 3
+max-positions = 300
+ui = true
+allow_upload = true
+allow_origin = ["https://a.example", "https://b.example"]
+voice_alias = {alloy = "ada"}
+host = "::1"
+"""
+
+
+def test_the_command_line_goes_before_the_environment_and_that_before_the_file(given):
+    words = ("--max-streams", "5", "--no-ui")
+    args = given(*words, file=FILE, MAX_STREAMS="4", MAX_POSITIONS="400", ALLOW_UPLOAD="off", TOKEN="x", UI="yes")
+    assert (args.max_streams, args.max_positions, args.host, args.port) == (5, 400, "::1", 8000)
+    assert (args.ui, args.allow_upload, args.token) == (False, False, "x")
+    options = server_options(args, "serve")
+    assert options.allow_origins == ("https://a.example", "https://b.example")
+    assert options.voice_aliases == {"alloy": "ada"} and not options.ui
+    given_once = given("--allow-origin", "https://c.example", file=FILE)
+    assert given_once.allow_origins == ["https://c.example"], "a list replaces the other, it is not added to it"
+
+
+def test_printed_options_are_a_file_that_gives_the_same(given, tmp_path, monkeypatch):
+    args = given("--token", "secret", file=FILE, ALLOW_ORIGIN="https://c.example, https://d.example")
+    told = printed(args, actions_of(args.parser))
+    assert "secret" not in told and "# token is set  # command line" in told
+    assert f"max_streams = 3  # file {tmp_path / 'config.toml'}" in told and "port = 8000  # default" in told
+    assert 'allow_origin = ["https://c.example", "https://d.example"]  # environment' in told
+    monkeypatch.delenv("QWEN_MEGAKERNEL_ALLOW_ORIGIN")
+    again = given("--token", "secret", file=told)
+    without = {"sources", "config", "parser", "rules"}
+    for name in vars(args).keys() - without:  # a flag that is off may be None
+        assert (getattr(again, name) or None) == (getattr(args, name) or None), name
+
+
+def test_each_option_can_come_from_a_file_or_the_environment(given):
+    actions = actions_of(given().parser)
+    typed = {row.typed or name for name, (_, row) in rows_of("serve").items()}
+    assert {name.replace("-", "_") for name in typed} < actions.keys() and {"port", "model", "speed"} < actions.keys()
+
+
+@pytest.mark.parametrize(
+    "file, variables, words",
+    [
+        ("max_stream = 3", {}, "unknown option 'max_stream'; did you mean max_streams?"),
+        ("[server]\nport = 1", {}, "unknown option 'server'"),
+        ("", {"MAX_STREAM": "3"}, "unknown option QWEN_MEGAKERNEL_MAX_STREAM; did you mean max_streams?"),
+        ("ui = 1", {}, "ui must be true or false, got 1"),
+        ("", {"UI": "maybe"}, "QWEN_MEGAKERNEL_UI must be true or false, got 'maybe'"),
+        ("port = 'x'", {}, "--port: expected an integer, got 'x'"),
+        ("port = [1]", {}, "port must be one text or number, got [1]"),
+        ("port", {}, "is not TOML"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(given, capsys, file, variables, words):
+    with pytest.raises(SystemExit):
+        given(file=file, **variables)
+    assert words in capsys.readouterr().err
+
+
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_option(given):
+    names = ("SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "METRICS_SERVICE_HOST")
+    args = given(PORT="tcp://10.0.0.1:8000", MODEL="", **dict.fromkeys(names, "x"))
+    assert (args.port, args.model) == (8000, "demo")
+
+
+def test_an_option_of_the_other_server_in_the_environment_is_none_of_this_one(monkeypatch):
+    monkeypatch.setenv("QWEN_MEGAKERNEL_TOKEN", "secret")
+    assert not hasattr(cli.make_parser().parse_args(["wyoming"]), "token")
+
+
+# ---------------------------------------------------------------- its end, its certificate
+
+
+def test_after_the_signal_requests_are_taken_until_the_grace_is_over(caplog):
+    """The app's own end is what follows the signal; here it is told by hand."""
+    with ready(small_demo, grace_seconds=3600.0) as server:
+        loop = server.service._tasks[0].get_loop()
+        stopping = asyncio.run_coroutine_threadsafe(server.service.drain(), loop)
+        until(lambda: get(f"{server.url}/ready").status_code == 503)
+        answer = server.post(input="Hi.", response_format="pcm")
+        assert answer.status_code == 200 and answer.headers["connection"] == "close"
+        with connect(server.socket_url) as line:
+            assert json.loads(line.recv(PATIENCE_S))["type"] == "hello"
+        assert get(f"{server.url}/health").json()["status"] == "draining"
+        loop.call_soon_threadsafe(server.service._grace.set)
+        stopping.result(PATIENCE_S)
+        assert server.post().status_code == 503
+        with pytest.raises(InvalidStatus, match="503"):
+            connect(server.socket_url)
+
+
+def write_certificate(folder: Path, name: str) -> None:
+    """A new key and its certificate, cert.pem and key.pem."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder().subject_name(who).issuer_name(who).public_key(key.public_key())
+    made = made.serial_number(x509.random_serial_number()).not_valid_before(now).not_valid_after(now + timedelta(1))
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (folder / "cert.pem").write_bytes(made.sign(key, hashes.SHA256()).public_bytes(pem))
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
+
+
+def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path):
+    def shown(port: int) -> bytes:
+        return ssl.get_server_certificate(("127.0.0.1", port)).encode()
+
+    write_certificate(tmp_path, "old")
+    files = {"ssl_certfile": tmp_path / "cert.pem", "ssl_keyfile": tmp_path / "key.pem"}
+    with running(small_demo, **files) as server:
+        before = shown(server.port)
+        assert before == files["ssl_certfile"].read_bytes()
+        write_certificate(tmp_path, "new")
+        [watched] = server.service.watched
+        watched.look()
+        assert shown(server.port) == files["ssl_certfile"].read_bytes() != before
+        served, key = files["ssl_certfile"].read_bytes(), files["ssl_keyfile"].read_bytes()
+        write_certificate(tmp_path, "newer")
+        files["ssl_keyfile"].write_bytes(key)
+        watched.look()
+        assert shown(server.port) == served, "its key has not come yet"
+        until(lambda: server.service.state == "ready")
+
+
+def test_voices_and_a_lexicon_are_read_again(tiny, tmp_path):
+    lexicon, voices = tmp_path / "words.json", tmp_path / "voices"
+    voices.mkdir()
+    lexicon.write_text('{"SQL": "sequel"}')
+    folder = tiny("base", size="tiny", eos_gain=4.0)
+    load = lambda: TTSEngine.load(folder, device="cpu", max_streams=2, max_positions=256)  # noqa: E731
+    more = {"allow_upload": True, "defaults": {"lexicon": Lexicon.load(lexicon)}, "lexicon_file": lexicon}
+    with ready(load, voices=voices, **more) as server:
+        service = server.service
+        of_voices, of_lexicon = service.watched
+        for name in ("anna", "ben"):
+            service.engine.placeholder_voice().save(voices / f"{name}.safetensors")
+        of_voices.look()
+        assert list(service.saved_voices.by_name) == ["anna", "ben"]
+        assert server.post(voice="anna", response_format="pcm").status_code == 200
+        kept = service.saved_voices.by_name["ben"]
+        (voices / "anna.safetensors").unlink()
+        (voices / "carla.safetensors").write_text("no voice")
+        of_voices.look()
+        assert list(service.saved_voices.by_name) == ["anna", "ben"], "nothing changes where a file is broken"
+        (voices / "carla.safetensors").unlink()
+        of_voices.look()
+        assert service.saved_voices.by_name == {"ben": kept}
+        lexicon.write_text('{"SQL": "my sequel"}')
+        of_lexicon.look()
+        assert service.defaults["lexicon"].apply("SQL") == "my sequel"
+
+
+# ---------------------------------------------------------------- traces
+
+
+def test_a_request_has_the_spans_of_its_stages_in_the_trace_of_its_client(server, caplog):
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    spans, trace = InMemorySpanExporter(), "0af7651916cd43dd8448eb211c80319c"
+    server.service.journal.spans = Traces(SimpleSpanProcessor(spans))
+    try:
+        headers = {"x-request-id": ID, "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+        post(server.url + SPEECH, json={"input": "Hi.", "voice": "ada", "response_format": "pcm"}, headers=headers)
+        with connect(server.socket_url) as line:
+            told = {"type": "text", "context": "a", "text": "Hi.", "end": True}
+            line.send(json.dumps(told | {"traceparent": headers["traceparent"]}))
+            assert told_last(line)["type"] == "end"
+        access(caplog, 3)
+    finally:
+        server.service.journal.close()
+        server.service.journal.spans = None
+    made = [span for span in spans.get_finished_spans() if f"{span.context.trace_id:032x}" == trace]
+    stages = ["tokenise", "prompt", "queue", "prefill", "first_frame", "vocoder"]
+    assert [span.name for span in made] == [
+        *stages,
+        "speak",
+        f"POST {SPEECH}",
+        *stages,
+        "speak",
+        server.socket_url[-23:],
+    ]
+    request = made[7]
+    assert request.attributes["request.id"] == ID and f"{request.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert access(caplog, 3)[0]["trace_id"] == trace
+    assert all(span.start_time <= span.end_time for span in made) and "Hi." not in str(
+        [span.to_json() for span in made]
+    )
