@@ -53,6 +53,7 @@ ROWS = [
     ("tijd", NL, "Om 1 uur of om 20.15u.", "Om één uur of om twintig uur vijftien."),
     ("tijd", NL, "Na 2:05:30 uur, in 26:17,53",
      "Na twee uur vijf minuten dertig seconden, in zesentwintig minuten zeventien komma drieënvijftig seconden"),
+    ("tijd", NL, "Na 3 u 20 min, met 90 km p/u", "Na drie uur twintig minuten, met negentig kilometer per uur"),
     ("tijd", NL, "Een gesprek van 90 min. en 30 sec.", "Een gesprek van negentig minuten en dertig seconden."),
     ("geld", NL, "Dat kost € 3,50, of €0,50.", "Dat kost drie euro en vijftig cent, of vijftig cent."),
     ("geld", NL, "€ 1.250,99 en 3,50 euro",

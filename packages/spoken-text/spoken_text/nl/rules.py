@@ -99,7 +99,7 @@ class Language(Germanic):
         def alone(found: Found) -> str | None:
             return self.clock_at(found) if found.before in self.words("before_time") else None
 
-        rule("uh", rf"(?<![\w.,:/-]){HOUR} ?[uh] ?{MINUTE}(?!\w)", self.clock_at)
+        rule("uh", rf"(?<![\w.,:/-]){HOUR} ?[uh] ?{MINUTE}(?!\w| ?min)", self.clock_at)
         rule("'’‘", r"(?<![\w'’])['’‘](?=\d\d(?![\d'’]))", lambda f: "")
 
     def _short_dates(self, rule: Rules) -> None:
