@@ -149,7 +149,8 @@ SCRIPTS = {
         "Hello there. How are", turns=1,
     ),
     "speech is switched off between turns": Script(
-        [*turn("Hello there."), *unspoken(*turn("Not this.")), *turn("How are you?")], "Hello there. | How are you?"
+        [*turn("Hello there."), *unspoken(*turn("Not this.")), *turn("How are you?")], "Hello there. | How are you?",
+        context="Hello there. | Not this. | How are you?",
     ),
     "a filter closes in mid-turn": Script(
         turn("Hello there. How are you?"), "Hello there. How", around=closing("How"), turns=1
@@ -260,8 +261,8 @@ SCRIPTS = {
     "a murmur": Script([BotBackchannelFrame("Aha."), InterruptionFrame(), until(InterruptionFrame)], seconds=(0.3, 3)),
     # ------------------------------------------------------------ calls that speak, settings
     "a call speaks before a turn": Script(
-        [speak("One moment please."), *turn("Here you are.")], seconds=(1, 5), turns=2,
-        context="One moment please. | Here you are.", options={"trim_leading_silence": True},
+        [speak("One moment please."), *turn("Here you are."), speak("Bye.")], seconds=(1, 6), turns=3,
+        context="One moment please. | Here you are. | Bye.", options={"trim_leading_silence": True},
     ),
     "two calls speak": Script(
         [speak("One moment please."), speak("Here you are.")], seconds=(1, 5), turns=2,

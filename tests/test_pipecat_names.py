@@ -23,6 +23,7 @@ BOTH = {
     "_text_aggregator": "our `Sentences` in its place; text that waits in it is spoken when the writer stalls",
     "_turn_context_id": "ends a turn's context early, when settings change or the writer stalls",
     "_aggregated_frame_sequencer": "matches words with sentences; `finalize` when a context's text ends",
+    "_word_timestamp_tracker": "`last_pts` is the earliest time of a context's words: behind the sound before it",
     "_push_sequencer_frames": "sends what `finalize` returns in the order of the audio",
     "_audio_context_manager": "`get` waits for a context's next item; a new one for a second pipeline",
     "_next_audio_context_item": "override: a context is open while sound may come, not for a fixed time",

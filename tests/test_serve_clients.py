@@ -53,6 +53,9 @@ def test_the_volume_is_a_factor_on_the_samples(server):
     for volume in (0, 0.5, "4"):
         heard = np.frombuffer(server.post(**PCM, volume_multiplier=volume).content, "<i2")
         assert abs(heard - np.clip(float(volume) * plain, -32767, 32767)).max() <= 4
+    loud = server.post(**PCM, volume_multiplier=4, stream=False)
+    clipped = (abs(4 * plain) > 32767 + 2).sum()
+    assert 0 < clipped <= int(loud.headers["x-clipped"]) <= (abs(4 * plain) > 32767 - 2).sum()
     items = [{"input": TEXT, "volume_multiplier": 0}, TEXT]
     told = post(server.url + BATCH, json={"voice": "ada", "inputs": items, "volume_multiplier": 1} | PCM).json()["data"]
     silent, same = (base64.b64decode(entry["audio"]) for entry in told)
@@ -231,6 +234,10 @@ def test_listed_origins_are_served_and_others_are_told_the_option(token):
             "OPTIONS", server.url + SPEECH, headers=ASKS | {"access-control-request-headers": STAINLESS}
         )
         assert asked.headers["access-control-allow-headers"] == "authorization"
+        chrome = request(
+            "OPTIONS", server.url + SPEECH, headers=ASKS | {"access-control-request-private-network": "true"}
+        )
+        assert chrome.headers["access-control-allow-private-network"] == "true"
         assert asks_more.headers["access-control-allow-headers"] == STAINLESS
         answer = get(f"{server.url}/v1/models", headers={"origin": ORIGIN} | bearing)
         assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == ORIGIN
@@ -251,7 +258,11 @@ def test_listed_origins_are_served_and_others_are_told_the_option(token):
         ("capacitor://localhost", True),
         ("http://[::1]:8080", True),
         ("file://", True),
+        ("qrc://", True),
         ("example.com", False),
+        ("https://*.example.com", False),
+        ("https://exämple.com", False),
+        ("https://example.com:x", False),
         ("https://", False),
         ("https://example.com/", False),
         ("https://me@example.com", False),
@@ -270,6 +281,12 @@ def test_any_origin_that_a_browser_names_may_be_listed(origin, taken):
         assert Origins([origin], has_token=True).are_listed(origin)
 
 
+def test_an_origin_with_its_schemes_own_port_is_the_one_that_browsers_send():
+    origins = Origins(["https://app.example:443", "http://app.example:80", "http://b.example:443"], has_token=False)
+    assert origins.are_listed("https://app.example") and origins.are_listed("http://app.example")
+    assert origins.are_listed("http://b.example:443")
+
+
 def test_another_kind_of_page_on_our_host_is_not_our_own(server):
     host = server.url.removeprefix("http://")
     assert get(f"{server.url}/v1/models", headers={"origin": f"http://{host}"}).status_code == 200
@@ -284,19 +301,26 @@ def test_the_schemes_of_authorization_have_no_case(scheme):
         assert get(f"{server.url}/v1/models", headers={"authorization": "Basic a b"}).status_code == 401
 
 
-def test_a_compressed_body_is_told_as_one(server):
+@pytest.mark.parametrize("coding", ["gzip", "BR"])
+def test_a_compressed_body_is_told_as_one(server, coding):
     body = gzip.compress(json.dumps({"input": "Hello."}).encode())
-    head = {"content-type": "application/json", "content-encoding": "gzip"}
+    head = {"content-type": "application/json", "content-encoding": coding}
     answer = post(server.url + SPEECH, content=body, headers=head)
-    assert (
-        answer.status_code == 415 and "Content-Encoding 'gzip': send it as it is" in answer.json()["error"]["message"]
-    )
+    told = answer.json()["error"]["message"]
+    assert answer.status_code == 415 and f"Content-Encoding {coding.lower()!r}: send it as it is" in told
+
+
+def test_a_body_without_a_coding_is_taken(server):
+    for coding in ("", "Identity"):
+        assert post(server.url + SPEECH, json={"input": "Yes."}, headers={"content-encoding": coding}).is_success
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": False}, {"stream_format": "sse"}])
-def test_a_client_of_http_1_0_gets_plain_bytes(server, fields):
+@pytest.mark.parametrize("header", ["Host: localhost", "Expect: 100-continue"])
+def test_a_client_of_http_1_0_gets_plain_bytes(server, fields, header):
+    """Also without a Host, which it need not send, and without the "100 Continue" that it does not know."""
     body = json.dumps({"input": TEXT, "voice": "ada", **PCM, **fields}).encode()
-    head = f"POST {SPEECH} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST {SPEECH} HTTP/1.0\r\n{header}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 60) as line:
         line.sendall(head + body)
         told = b"".join(iter(lambda: line.recv(1 << 16), b""))

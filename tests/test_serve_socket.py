@@ -120,6 +120,7 @@ def test_text_without_words_ends_without_sound(client, text, whole):
         client.say("end", "a")
     end = client.until("end", "a")
     assert (end["finish_reason"], end["seconds"], client.pcm.get("a", b"")) == ("eos", 0, b"")
+    assert not any(told["type"] == "begin" for told in client.told)
 
 
 def test_an_odd_tag_does_not_silence_a_context(server, client):

@@ -107,7 +107,7 @@ def test_an_empty_flush_is_answered_at_once(client):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("pieces", [("...",), ("\U0001f44d",), ("*", " *"), ("[pause]",)], ids=ascii)
+@pytest.mark.parametrize("pieces", [("...",), ("\U0001f44d",), ("*", " *"), ("[pause]",), ("\u30fc",)], ids=ascii)
 def test_text_without_words_is_a_moment_of_silence(client, pieces, how):
     client.configure(**how)
     client.speak(*pieces)

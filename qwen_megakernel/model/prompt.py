@@ -102,7 +102,7 @@ class PromptText:
             raise TextError(f"{name} must not be blank")
         ids = self._turn_ids("assistant", text)[: -1 - len(self._newline)]
         if len(ids) < 4 or self.tokenizer.is_blank(text):
-            raise TextError(f"{name} {text!r} has nothing to speak")
+            raise NoWordsError(f"{name} {text!r} has nothing to speak")
         return Tokens(ids[:3], ids[3:])
 
     def pieces(

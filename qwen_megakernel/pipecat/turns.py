@@ -26,18 +26,22 @@ from pipecat.frames.frames import (
     Frame,
     FunctionCallsStartedFrame,
     InterruptionFrame,
+    LLMAssistantPushAggregationFrame,
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     StopFrame,
     SystemFrame,
     TextFrame,
     TextType,
+    TTSAudioRawFrame,
     TTSSpeakFrame,
+    TTSStartedFrame,
     TTSTextFrame,
 )
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
 from pipecat.utils.context.audio_context_manager import AudioContextManager
 from pipecat.utils.text.base_text_aggregator import BaseTextAggregator
+from pipecat.utils.time import seconds_to_nanoseconds
 
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.pipecat.audio_context import AudioContext, Host
@@ -48,6 +52,7 @@ _LONGEST_STALL_S = 10.0
 """Seconds without text and sound after which a turn's context is closed, so that Pipecat is told that the bot has
 stopped. Text that comes later has a context of its own."""
 _POLL_S = 1.0  # between two looks at a context that gets nothing
+_BORDERS = LLMFullResponseStartFrame, LLMFullResponseEndFrame, LLMAssistantPushAggregationFrame, TTSStartedFrame
 BARE = ""  # stands for the turn of text that belongs to none
 
 
@@ -97,6 +102,7 @@ class TurnService(Host):
         self._calm = asyncio.Event()  # no interruption is being handled
         self._calm.set()
         self._stall: asyncio.TimerHandle | None = None  # looks whether more comes
+        self._heard_at = 0  # when all sound so far will have been heard, in ns of the pipeline's clock
 
     @abstractmethod
     def _new_reading(self) -> Any:
@@ -154,6 +160,7 @@ class TurnService(Host):
         finally:
             self._calm.set()
         self._unwatch()
+        self._heard_at = 0  # the transport drops what it has
         open_turn = self._turn_context_id  # one that may not be interrupted
         self._readings = {turn: reading for turn, reading in self._readings.items() if turn == open_turn}
 
@@ -349,8 +356,23 @@ class TurnService(Host):
         finally:
             self._unheard = None
 
+    async def start_word_timestamps(self):
+        """Words of a context are heard behind the sound before it. Pipecat would time them from now on."""
+        tracker = self._word_timestamp_tracker
+        tracker.last_pts = max(tracker.last_pts, self._heard_at)
+        await super().start_word_timestamps()
+
     async def push_frame(self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM):
-        """Leave out words that were not heard, and mark the times of others if they are estimates."""
+        """Leave out words that were not heard, and mark the times of others if they are estimates.
+
+        A message begins when the sound before it was heard, and ends when its own was. Without a time its beginning
+        would wait for the transport's sound, and its words and its end would overtake it."""
+        if isinstance(frame, TTSAudioRawFrame):
+            seconds = frame.num_frames / frame.sample_rate
+            self._heard_at = max(self._heard_at, self.get_clock().get_time()) + seconds_to_nanoseconds(seconds)
+        if isinstance(frame, _BORDERS) or getattr(frame, "skip_tts", False):  # unspoken text keeps its place, too
+            self._heard_at = max(self._heard_at, frame.pts or 0)
+            frame.pts = self._heard_at or None
         if isinstance(frame, (TTSTextFrame, AggregatedTextProgressFrame)):
             if self._unheard and frame.context_id == self._unheard:
                 return

@@ -215,6 +215,7 @@ class HttpConnection(HttpToolsProtocol):
             with serving(record):
                 app = error_response(_BUSY, headers={"Connection": "close", "X-Request-Id": record.id})
         if scope["http_version"] == "1.0":
+            self._answered.waiting_for_100_continue = False  # "100 Continue" would be its answer
             send = _without_chunks(self._answered, send)
         try:
             await app(scope, receive, send)

@@ -121,7 +121,9 @@ FIELDS: dict[str, Field] = {
     "normalization_options": Field(
         (KOKORO,), "its normalize: true is the same as normalize: auto", same="normalize", change=_normalize
     ),
-    "volume_multiplier": Field((KOKORO,), "a factor on the samples, 0 to 10; what exceeds full scale is cut off"),
+    "volume_multiplier": Field(
+        (KOKORO,), "a factor on the samples, 0 to 10; what exceeds full scale is cut off, and counted in X-Clipped"
+    ),
     "user": _ignored(OPENAI, "changes nothing"),
     "extra_params": _ignored(OMNI, "other models' parameters"),
     "ref_audio_2": _ignored(OMNI, "other models' parameters"),

@@ -134,7 +134,7 @@ class Guard:
                 return None
             words = "that is not this server's token" if "authorization" in headers else "this server has a token"
             return ApiError(401, "unauthorized", f"{words}: send the header Authorization: Bearer TOKEN")
-        host = headers.get("host", "")
+        host = headers.get("host", "localhost")  # every browser sends it; some old programs do not
         if not is_loopback(split(f"//{host}").hostname or ""):
             words = f"without a token this server answers only localhost, not {host[:80]!r}"
             return ApiError(403, "forbidden", f"{words}: start the server with a token")

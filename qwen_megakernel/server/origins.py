@@ -1,5 +1,6 @@
 """Which web pages may use the server. A browser lets any page send requests, and tells the server the page's origin."""
 
+import re
 from collections.abc import Sequence
 from urllib.parse import SplitResult, urlsplit
 
@@ -10,11 +11,13 @@ from qwen_megakernel.errors import BackendError
 ANY, NONE = "*", "null"
 """Every origin; and the one that a browser names for a page without an origin, such as a file or a sandboxed frame."""
 
-_FILES = "file://"  # what Electron names for a page of a file
+_ORIGIN = re.compile(r"(?!https?://$)[a-z][a-z\d+.-]*://(([\w.~%-]+|\[[\da-f:.]+\])(:\d{1,5})?)?", re.ASCII)
+"""A host may be missing for a page of a file ("file://"). Other schemes: app, capacitor, chrome-extension, tauri."""
+_OWN_PORT = re.compile(r"^(http://.*):80$|^(https://.*):443$")  # browsers leave it out
 _METHODS = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
 _SHOWN = (
-    "X-Seed, X-Ignored, X-Attempts, X-Word-Timestamps, X-Word-Timestamps-Measured, X-Word-Timestamps-Omitted, "
-    "Retry-After, Content-Disposition, X-Request-Id"
+    "X-Seed, X-Ignored, X-Attempts, X-Clipped, X-Word-Timestamps, X-Word-Timestamps-Measured, "
+    "X-Word-Timestamps-Omitted, Retry-After, Content-Disposition, X-Request-Id"
 )
 _MAX_AGE_S = "600"  # a browser asks again after that
 _PROXYS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
@@ -37,12 +40,12 @@ class Origins:
                     whose = "every web page" if origin == ANY else "the sandboxed frames of every web page"
                     words = f"--allow-origin '{origin}' lets {whose} use the server, so it needs a token: give --token"
                     raise BackendError(f"{words}, or name the pages' origins")
-            elif not _is_origin(origin):
+            elif not _ORIGIN.fullmatch(origin.lower()):
                 words = (
                     "an origin is a scheme, a host and maybe a port, such as https://example.com or app://obsidian.md"
                 )
-                raise BackendError(f"{words}, got {origin[:80]!r}: leave out the path and the slash at its end")
-        self._allowed = frozenset(origin.lower() for origin in allowed)
+                raise BackendError(f"{words}, got {origin[:80]!r}: leave out a path, a slash at its end, and wildcards")
+        self._allowed = frozenset(_OWN_PORT.sub(r"\1\2", origin.lower()) for origin in allowed)
 
     def are_listed(self, origin: str) -> bool:
         """The operator has allowed pages of this origin."""
@@ -61,6 +64,8 @@ class Origins:
         told = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": _MAX_AGE_S}
         if asked := headers.get("access-control-request-headers"):  # clients send many of their own
             told["Access-Control-Allow-Headers"] = asked
+        if "access-control-request-private-network" in headers:  # Chrome asks, if the server is not on the internet
+            told["Access-Control-Allow-Private-Network"] = "true"
         return told | {
             "Access-Control-Allow-Origin": origin,
             "Vary": "Origin, Access-Control-Request-Headers",
@@ -73,13 +78,6 @@ class Origins:
             return {}
         told = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
         return told | {"Access-Control-Expose-Headers": _SHOWN}
-
-
-def _is_origin(text: str) -> bool:
-    """Browsers name other schemes too: app, capacitor, chrome-extension, moz-extension, tauri."""
-    parts = split(text.lower())
-    whole = text.lower() == f"{parts.scheme}://{parts.netloc}"
-    return text.lower() == _FILES or bool(whole and parts.scheme and parts.hostname and "@" not in parts.netloc)
 
 
 def is_preflight(method: str, headers: Headers) -> bool:

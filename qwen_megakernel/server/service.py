@@ -361,7 +361,7 @@ class EngineService:
             return {"voice": voices[name]}
         if name in engine.speakers:
             return {"speaker": name}
-        if "+" in name:
+        if "+" in name or "(" in name:
             words = "a mean of speakers is none that the model was trained with"
             raise SpeakerError(f"voice must be one name, got {name[:80]!r}: {words}; known: {self.known_voices()}")
         if name != DEFAULT_VOICE:

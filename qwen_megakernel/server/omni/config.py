@@ -121,8 +121,9 @@ async def read_config(message: dict[str, Any], service: EngineService) -> Sessio
         raise RequestError(words, field="model")
     service.check_task(given.get("task_type"))
     timed = _FLAG.checked(given.get("word_timestamps"), "word_timestamps")
-    name, rate = _format({"response_format": "pcm" if timed else "wav"} | given)
-    streams = _FLAG.checked(given.get("stream_audio", name == "pcm"), "stream_audio")
+    streams = _FLAG.checked(given.get("stream_audio"), "stream_audio")
+    name, rate = _format({"response_format": "pcm" if timed or streams else "wav"} | given)
+    streams = name == "pcm" if streams is None else streams
     words = given.get("timestamp_transport_strategy", "sync") if "timestamp_type" in given else ""
     words = "chunk" if timed else words
     if name != "pcm" and (streams or words == "chunk"):

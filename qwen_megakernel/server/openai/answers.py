@@ -38,6 +38,7 @@ class Speech:
         ignored: names of the request's fields that change nothing with this model.
         words: whose times are known so far.
         attempts: how often it was spoken so far. With several parts: the most that one part took.
+        clipped: samples that `volume` made louder than full scale, so far.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Speech:
         self.measured = False  # see `Words.measured`
         self.ignored: list[str] = []
         self.attempts = 1
+        self.clipped = 0
         if options.get("instruct") and not service.takes_instructions:
             self.ignored = ["instructions"]
             options = options | {"instruct": None}
@@ -116,8 +118,7 @@ class Speech:
                 async with self._service.speak(text, request, **how) as session:
                     async for event in session.events():
                         if isinstance(event, Sound):
-                            loud = self._volume is not None
-                            yield np.clip(self._volume * event.samples, -1, 1) if loud else event.samples
+                            yield event.samples if self._volume is None else self._louder(event.samples)
                         elif isinstance(event, Words) and self._ends:
                             self.words += self._ends.add(event.words, self._seconds)
                             self.measured = event.measured
@@ -132,6 +133,11 @@ class Speech:
                     raise SpeechCutError(ended.cut)
         finally:
             seat.leave()
+
+    def _louder(self, samples: np.ndarray) -> np.ndarray:
+        made = self._volume * samples
+        self.clipped += int(np.count_nonzero(np.abs(made) > 1))
+        return np.clip(made, -1, 1)
 
     async def encoded(self) -> AsyncGenerator[bytes, None]:
         """Yield the encoded bytes as they are made.
@@ -172,7 +178,8 @@ class Speech:
                     told = len(self.words)
                     times = {"words": [word.in_ms for word in words], "measured": self.measured}
                     yield _event({"type": "speech.audio.words"} | times)
-            yield _event({"type": "speech.audio.done", "usage": await self.usage()})
+            clipped = {"clipped": self.clipped} if self.clipped else {}
+            yield _event({"type": "speech.audio.done", "usage": await self.usage()} | clipped)
         except TTSError as error:
             yield _event({"type": "error", "error": _noted(error_of(error, SPEECH)).body})
 
@@ -295,6 +302,7 @@ async def batch_json(
                 told = {"index": index, "object": "speech", "format": name, "seed": speech.seed}
                 told |= {"ignored": speech.ignored} if speech.ignored else {}
                 told |= {"attempts": speech.attempts} if options.get("retries") or speech.attempts > 1 else {}
+                told |= {"clipped": speech.clipped} if speech.clipped else {}
                 return told | {"usage": await speech.usage()}, audio
             except TTSError as error:
                 return {"index": index, "object": "error", "error": error_of(error, BATCH).body}, None

@@ -112,6 +112,8 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
             return Streamed(made.encoded(), made, media_type=MEDIA[name], headers=headers)
         if body.retries or made.attempts > 1:
             headers["X-Attempts"] = str(made.attempts)
+        if made.clipped:
+            headers["X-Clipped"] = str(made.clipped)
         if body.word_timestamps:
             headers |= _words_header(made)
         return whole_file(file, headers, MEDIA[name])

@@ -279,13 +279,18 @@ async def read_json(request: Request, kind: type[_Body], or_else: str = "") -> _
         got = request.headers.get("content-type", "")[:80]
         words = f"send JSON with the header Content-Type: application/json, got Content-Type {got!r}{or_else}"
         raise Refused(ApiError(415, "invalid", words))
-    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
-        words = f"the body must not be compressed, got Content-Encoding {coding[:80]!r}: send it as it is"
-        raise Refused(ApiError(415, "invalid", words))
+    check_not_compressed(request)
     body = await request.body()
     if not body.strip():
         raise Refused(ApiError(400, "invalid", _missing("the body", kind)))
     return checked(_parsed(body) if len(body) <= _SHORT else await asyncio.to_thread(_parsed, body), kind)
+
+
+def check_not_compressed(request: Request) -> None:
+    """Raises Refused: the body is compressed."""
+    if (coding := request.headers.get("content-encoding", "").lower()) not in ("", "identity"):
+        words = f"the body must not be compressed, got Content-Encoding {coding[:80]!r}: send it as it is"
+        raise Refused(ApiError(415, "invalid", words))
 
 
 def media_of(request: Request) -> str:

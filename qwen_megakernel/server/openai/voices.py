@@ -18,6 +18,7 @@ from qwen_megakernel.server.openai.bodies import (
     OmniVoiceRequest,
     RecordingRequest,
     VoiceRequest,
+    check_not_compressed,
     checked,
     described,
     media_of,
@@ -135,6 +136,7 @@ async def _read(request: Request, kind: type[_Body], max_upload: int) -> tuple[_
         RequestError: it cannot be read, or the recording is too long.
     """
     if media_of(request) == "multipart/form-data":
+        check_not_compressed(request)
         fields, content = await _read_form(request, max_upload)
         return checked(fields | {"audio": ""}, kind), content  # the recording has come as a file
     body = await read_json(request, kind, "; or send a form, as multipart/form-data")

@@ -253,11 +253,15 @@ class _Context:
     async def _tell(self, session: SpeechSession) -> Ended:
         """Tell the client what is spoken, and return its end."""
         ended: Ended | None = None
+        begin: dict[str, Any] | None = None  # sent with the first sound: a text may have no words
         async for event in session.events():
             if isinstance(event, Began):
                 begin = {"type": "begin", "context": self._name, "number": self._number, "seed": event.seed}
-                self._socket.put(begin | ({"ignored": self._ignored} if self._ignored else {}))
+                begin |= {"ignored": self._ignored} if self._ignored else {}
             elif isinstance(event, Sound) and not self._cancelled:  # a chunk may have been made before the cancel came
+                if begin:
+                    self._socket.put(begin)
+                    begin = None
                 self._socket.put_audio(self._number, pcm16(event.samples))
             elif isinstance(event, Words) and event.words and not self._cancelled:
                 words = [[word, round(at, 3)] for word, at in event.words]
