@@ -102,10 +102,10 @@ def test_published_dims_have_1298496_values_of_state_per_stream():
 
 
 def test_a_restored_state_goes_on_as_the_saved_one(make):
-    vocoder, codes = make(slots=2), random_codes(frames=8)
-    vocoder.push([0], codes[:, :5])
+    vocoder, codes = make(slots=2), random_codes(frames=3)
+    vocoder.push([0], codes[:, :2])
     vocoder.restore(1, vocoder.save(0))
-    assert torch.equal(vocoder.push([1], codes[:, 5:]), vocoder.push([0], codes[:, 5:]))
+    assert torch.equal(vocoder.push([1], codes[:, 2:]), vocoder.push([0], codes[:, 2:]))
 
 
 @pytest.mark.parametrize(
