@@ -1,4 +1,4 @@
-"""Written text to spoken text, in ten languages, also while it is written.
+"""Written text to spoken text, in eleven languages, also while it is written.
 
 `TextFrontEnd(language, normalize="auto").whole(text)` reads a whole text; `.stream()` reads one in pieces. A `Lexicon`
 says how to read words. Pauses come out as `Pause`. `split_sentences` cuts long text where a voice may rest. All but the

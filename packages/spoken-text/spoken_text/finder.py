@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from spoken_text.languages import NAMES, codes_of
+from spoken_text.languages import NAMES, PUBLISHED, codes_of
 from spoken_text.normalize import NormalizerStream
 from spoken_text.sentence import ends_sentence
 from spoken_text.spoken import LANGUAGES, language_name
@@ -39,7 +39,7 @@ them wrongly, the second 106 and three. Of two languages, the first finds 92 %
 LONGEST_WAIT = 120  # characters of spoken text that are held back at most
 _MOST_SEEN = 2000  # characters that are looked at; the statistics take 4 ms for them
 
-_LATIN = ("english", "french", "german", "italian", "portuguese", "spanish")
+_LATIN = ("english", "french", "german", "italian", "portuguese", "spanish", "dutch")
 _SCRIPTS = {
     "Kana": ("japanese",),
     "Hangul": ("korean",),
@@ -74,10 +74,11 @@ class Candidates:
 
     @classmethod
     def of(cls, languages: Iterable[str] | None) -> "Candidates":
-        """`languages`: names of those that a model knows; none: all of the normalizer's."""
+        """`languages`: names of those that a model knows; none: those of the published checkpoints. With Dutch among
+        them, 10 of 1,041 short texts of the tests would not be found at their end, and one be called Dutch."""
         known = [name for name in languages or () if name != "auto"]
         if not known:
-            return cls(tuple(LANGUAGES))
+            return cls(tuple(name for name in LANGUAGES if name in PUBLISHED))
         others = [name for name in known if language_name(name) not in LANGUAGES]
         names = {name: None for each in known if (name := language_name(each)) in LANGUAGES and name}
         return cls(tuple(names), tuple(codes_of(others)))

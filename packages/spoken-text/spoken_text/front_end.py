@@ -44,8 +44,8 @@ class TextFrontEnd:
             lexicon: applied last, to the normalizer's result.
             lenient: the text is a language model's. What would be an error in it is left out: a tag with a warning,
                 half a character.
-            languages: names of those that a text may be in, such as `TTSEngine.languages`. None: all of the
-                normalizer's.
+            languages: names of those that a text may be in, such as `TTSEngine.languages`. None: those of the
+                published checkpoints, which lack Dutch.
 
         Raises:
             TextError: `normalize` has another value, or is "auto" without num2words, or another argument has another

@@ -1,5 +1,5 @@
-"""What English and German share: signs of maths beside numbers, degrees with minutes, clocks with seconds, account
-numbers, rates, seasons."""
+"""What English, German and Dutch share: signs of maths beside numbers, degrees with minutes, clocks with seconds,
+account numbers, rates, seasons."""
 
 import re
 
@@ -13,7 +13,9 @@ _OPENERS = frozenset("= + ± ≈ ≥ ≤ ≠ > < ~ √".split())
 _AMOUNT = r"[-−]?[$€£]?\d"
 _GROUPED = re.compile(r"\d{1,3}(?:[.,]\d{3})+")
 _AT = frozenset("at by until um gegen".split())
-_RATIOS = frozenset("ratio ratios scale odds dilution verhältnis mischverhältnis maßstab verdünnung".split())
+_RATIOS = frozenset(
+    "ratio ratios scale odds dilution verhältnis mischverhältnis maßstab verdünnung verhouding schaal".split()
+)
 
 
 class Germanic(Spoken):

@@ -1,7 +1,8 @@
 """Languages by name and by code: the one table for Python, the command line, Pipecat, HTTP and the WebSocket.
 
-A language is known by its ISO 639-1 and 639-3 codes and its English names. The published ten stand in languages.toml.
-For others, which fine-tunes add, python-iso639 has the table of the standard's registration authority.
+A language is known by its ISO 639-1 and 639-3 codes and its English names. The published ten, and others whose numbers
+are read, stand in languages.toml. For the rest, which fine-tunes add, python-iso639 has the table of the standard's
+registration authority.
 """
 
 import functools
@@ -11,9 +12,13 @@ from collections.abc import Mapping, Sequence
 from spoken_text.errors import LanguageError
 from spoken_text.tables import table_of
 
-_SPELLINGS = {code: spellings.split() for code, spellings in table_of("languages")["published"].items()}
+_TABLES = table_of("languages")
+_SPELLINGS = {code: spellings.split() for code, spellings in (_TABLES["published"] | _TABLES["read"]).items()}
 NAMES = {code: spellings[0] for code, spellings in _SPELLINGS.items()}
-"""ISO 639-1 codes of the languages of the published checkpoints -> how `codec_language_id` names them."""
+"""ISO 639-1 codes of the languages of the published checkpoints -> how `codec_language_id` names them; the same of
+other languages whose numbers are read."""
+PUBLISHED = tuple(NAMES[code] for code in _TABLES["published"])
+"""Names of the published checkpoints' languages."""
 _CODES = {name: code for code, name in NAMES.items()}
 
 
@@ -74,7 +79,7 @@ def _iso639() -> Mapping[str, str]:
         for spelling in [*codes, *(re.sub(r" \(.*\)", "", name).lower() for name in names)]:
             if spelling:
                 table.setdefault(spelling, language.part3)
-    return table | table_of("languages")["also"]
+    return table | _TABLES["also"]
 
 
 def codes_of(known: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ try:
 except ModuleNotFoundError:  # it is under the LGPL, so everything but normalize="auto" works without it
     num2words = None
 
-LANGUAGES = {NAMES[code]: code for code in ("en", "de", "fr", "es", "it", "pt", "ru", "zh", "ja", "ko")}
+LANGUAGES = {NAMES[code]: code for code in ("en", "de", "fr", "es", "it", "pt", "ru", "zh", "ja", "ko", "nl")}
 """Languages whose numbers are read, by the names of languages.py -> their folder."""
 SMALL_CODES = shared_words("small_codes")
 """Codes of currencies that are also written small."""

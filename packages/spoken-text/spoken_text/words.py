@@ -17,7 +17,8 @@ _UNDERSCORES = re.compile(r"(?<=\w)_+(?=\w)")
 _URL = re.compile(r"(?:[a-z][a-z0-9+.-]{1,15}://|www\.)(?:[^\s/?#@]*@)?(?:www\.)?([^\s/?#:@]+)", re.I)
 _EMAIL = re.compile(r"(?:mailto:)?([\w.+-]+)@((?:[\w-]+\.)+[A-Za-z]{2,})")
 _DOMAIN = re.compile(
-    r"(?:www\.)?((?:[A-Za-z0-9-]+\.)+(?:com|org|net|edu|gov|io|ai|dev|app|info|eu|uk|de|at|ch|fr|es|it|pt|br|ru|cn|jp|kr))"
+    r"(?:www\.)?((?:[A-Za-z0-9-]+\.)+(?:com|org|net|edu|gov|io|ai|dev|app|info|eu|uk|de|at|ch|fr|es|it|pt|br|ru|cn|jp|kr"
+    r"|nl|be))"
     r"(?:[:/?#]\S*)?"
 )
 

@@ -6,9 +6,10 @@ import sys
 import pytest
 
 from spoken_text.errors import LanguageError
-from spoken_text.languages import NAMES, codes_of, find_language, listed
+from spoken_text.languages import PUBLISHED as NAMED
+from spoken_text.languages import codes_of, find_language, listed
 
-PUBLISHED = ("auto", *NAMES.values(), "sichuan_dialect")
+PUBLISHED = ("auto", *NAMED, "sichuan_dialect")
 TUNED = (
     "auto",
     "english",
@@ -21,6 +22,7 @@ TUNED = (
     "malay",
     "norwegian",
     "klingon talk",
+    "dutch",
 )
 
 
@@ -40,6 +42,8 @@ TUNED = (
         (TUNED, "persian", "fa fas per Persian Farsi"),
         (TUNED, "malay", "ms msa may Malay ms-MY"),
         (TUNED, "norwegian", "no nor nb nob Norwegian"),
+        (TUNED, "dutch", "nl nld dut nl-BE Dutch"),
+        (("auto", "nl"), "nl", "nl nld Dutch Flemish"),
     ],
 )
 def test_a_language_has_many_spellings(known, wanted, asked):
@@ -47,7 +51,8 @@ def test_a_language_has_many_spellings(known, wanted, asked):
 
 
 @pytest.mark.parametrize(
-    "known, asked", [(PUBLISHED, "vi"), (PUBLISHED, "yue"), (TUNED, "zh"), (TUNED, ""), (TUNED, "xx")]
+    "known, asked",
+    [(PUBLISHED, "nl"), (PUBLISHED, "vi"), (PUBLISHED, "yue"), (TUNED, "zh"), (TUNED, ""), (TUNED, "xx")],
 )
 def test_an_unknown_language_is_refused_with_the_known_ones(known, asked):
     with pytest.raises(LanguageError, match=f"unknown language '{asked}'; known: auto, .*english"):
@@ -55,7 +60,7 @@ def test_an_unknown_language_is_refused_with_the_known_ones(known, asked):
 
 
 def test_codes_are_shown_for_people_and_clients():
-    assert codes_of(TUNED) == ["en", "vi", "ar", "tr", "el", "yue", "fa", "ms", "no"]
+    assert codes_of(TUNED) == ["en", "vi", "ar", "tr", "el", "yue", "fa", "ms", "no", "nl"]
     assert listed(TUNED[:5]) == "auto, english (en), vietnamese (vi), arabic (ar), tr"
 
 

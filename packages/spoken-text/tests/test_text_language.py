@@ -9,6 +9,7 @@ from test_text_stream import merged
 from spoken_text import finder
 from spoken_text.finder import LONGEST_WAIT, Candidates, Conversation, language_of
 from spoken_text.front_end import Reading, TextFrontEnd
+from spoken_text.languages import PUBLISHED
 from spoken_text.lexicon import Lexicon
 from spoken_text.pauses import Pause
 
@@ -110,21 +111,21 @@ def test_a_warning_says_once_that_numbers_stay(text, warnings, caplog):
 def test_a_language_that_the_normalizer_does_not_know_is_told(caplog):
     finder.tell_unread.cache_clear()
     for _ in range(2):
-        assert TextFrontEnd("dutch", "auto").whole("Ik heb 5 appels.") == ["Ik heb 5 appels."]
-        TextFrontEnd(None, "auto", languages=("auto", "dutch"))
+        assert TextFrontEnd("swedish", "auto").whole("Jag har 5 äpplen.") == ["Jag har 5 äpplen."]
+        TextFrontEnd(None, "auto", languages=("auto", "swedish"))
     assert [record.getMessage() for record in caplog.records] == [
-        "normalize='auto' reads no numbers in 'dutch': they stay as they are written. It reads "
-        "english, german, french, spanish, italian, portuguese, russian, chinese, japanese, korean"
+        "normalize='auto' reads no numbers in 'swedish': they stay as they are written. It reads "
+        "english, german, french, spanish, italian, portuguese, russian, chinese, japanese, korean, dutch"
     ]
     caplog.clear()
-    TextFrontEnd("dutch", "off")
+    TextFrontEnd("swedish", "off")
     assert not caplog.records
 
 
 def test_only_what_the_model_and_the_normalizer_know_is_found():
-    both = Candidates.of(("auto", "english", "dutch", "sichuan_dialect"))
-    assert both == Candidates(("english", "chinese"), ("nl",))
-    assert language_of("We hebben vandaag vijf appels gekocht op de markt.", both) is None
+    both = Candidates.of(("auto", "english", "swedish", "sichuan_dialect"))
+    assert both == Candidates(("english", "chinese"), ("sv",))
+    assert language_of("Vi köpte fem äpplen på torget i dag.", both) is None
     assert language_of("We bought five apples at the market today.", both) == "english"
     assert language_of("Hm.", Candidates.of(("english", "german"))) is None, "both are as likely"
     assert language_of("Привет, как дела?", both) is None and language_of("今天很好", both) == "chinese"
@@ -172,6 +173,21 @@ def told(caplog):
 )
 def test_a_text_in_a_language_that_nobody_reads_is_not_taken_for_its_neighbour(text, caplog):
     assert TextFrontEnd(normalize="auto").whole(text) == [text] and NONE in caplog.text
+
+
+def test_dutch_is_found_only_where_it_is_asked_for():
+    text = "Vandaag was het mooi weer en we liepen 12 km."
+    assert TextFrontEnd(normalize="auto", languages=PUBLISHED).whole(text) == [text]
+    both = TextFrontEnd(normalize="auto", languages=("english", "dutch"))
+    assert both.whole(text) == ["Vandaag was het mooi weer en we liepen twaalf kilometer."]
+    assert both.whole("The weather was fine, so we walked 5 km.") == [
+        "The weather was fine, so we walked five kilometers."
+    ]
+    candidates = Candidates.of(("auto", "english", "german", "dutch"))
+    for text in ("Es kamen heute ungefähr fünfzig Leute.", "Wir treffen uns am Montag in Berlin.", "Das ist alles."):
+        assert language_of(text, candidates) == "german"
+    for text in ("We met in January to talk about it.", "Is that all we have?", "The water is warm in here."):
+        assert language_of(text, candidates) == "english"
 
 
 def test_the_parts_of_a_text_are_not_looked_at_again(caplog):

@@ -18,7 +18,7 @@ def normalized(language: str | None, text: str) -> str:
 
 
 EN, DE, FR, ES, IT, PT = "english", "german", "french", "spanish", "italian", "portuguese"
-RU, ZH, JA, KO = "russian", "chinese", "japanese", "korean"
+RU, ZH, JA, KO, NL = "russian", "chinese", "japanese", "korean", "dutch"
 
 MARKUP = [
     ("heading", EN, "# Title\nText.", "Title. Text."),

@@ -6,7 +6,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_text_rules import DE, EN, ES, FR, IT, JA, KO, PT, RU, ZH, normalized
+from test_text_rules import DE, EN, ES, FR, IT, JA, KO, NL, PT, RU, ZH, normalized
 from test_text_stream import in_pieces
 
 from spoken_text.normalize import NormalizerStream
@@ -213,7 +213,7 @@ _TOKEN = st.one_of(
 )
 _WORDS = {EN: ("They saw ", " today"), DE: ("Er sah ", " heute"), FR: ("Il voit ", " demain"), ZH: ("他看", "了")}
 _WORDS |= {ES: ("Vio ", " ayer"), IT: ("Vide ", " ieri"), PT: ("Viu ", " ontem"), JA: ("彼は", "と")}
-_WORDS |= {RU: ("Он видел ", " вчера"), KO: ("그는 ", " 하고")}
+_WORDS |= {RU: ("Он видел ", " вчера"), KO: ("그는 ", " 하고"), NL: ("Hij zag ", " gisteren")}
 
 
 @settings(max_examples=300, deadline=None)

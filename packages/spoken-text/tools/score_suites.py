@@ -50,6 +50,7 @@ _SAME = {  # regular expressions for what speakers say in two ways -> one of the
     "chinese": {r"〇": "零", r"两": "二", r"幺": "一", r"千米": "公里", r"千克": "公斤"},
     "japanese": {r"〇|ゼロ": "零", r"れい": "零", r"テン|てん": "点"},
     "korean": {r"공": "영", r"육": "륙"},
+    "dutch": {r"é": "e", r"ë": "e", r"\ben\b": "", r"een(?=duizend|honderd)": "", r"\bvierde\b": "kwart"},
 }
 
 
