@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import soundfile
@@ -18,7 +19,7 @@ from waiting import PATIENCE_S, until
 
 from qwen_megakernel import RequestError, SamplingParams, TTSEngine
 from qwen_megakernel.choices import FORMATS
-from qwen_megakernel.cli import main
+from qwen_megakernel.cli import main, make_parser
 from qwen_megakernel.commands import batch as command
 from qwen_megakernel.commands.batch_input import Line, kind_of, read_lines
 from qwen_megakernel.commands.manifest import Manifest
@@ -319,6 +320,34 @@ def test_an_entry_that_was_being_written_is_written_again():
     before, path = contents("out"), Path("out/manifest.jsonl")
     path.write_bytes(path.read_bytes()[:-20])
     assert batch(source, "-o", "out") == 0 and contents("out") == before
+
+
+def test_a_manifest_is_read_after_each_of_several_kills(here):
+    """Each kill leaves an incomplete line. An id means the same file in upper and lower case."""
+    for number in range(3):
+        manifest = Manifest(here)
+        entry = {"id": f"Line {number}", "line": number, "error": None, "request": "x", "threads": 1}
+        manifest.add(entry)
+        manifest.close()
+        with Path("manifest.jsonl").open("ab") as file:
+            file.write(b'{"id": "Li')
+    manifest = Manifest(here)
+    assert [manifest.entry(f"LINE {number}")["line"] for number in range(3)] == [0, 1, 2]
+    manifest.close()
+
+
+def test_other_adapters_and_another_seed_make_other_speech():
+    engine = SimpleNamespace(variant="custom_voice", request=lambda **options: options)
+
+    def asked(*more: str, seed: int = 0) -> command._Batch:
+        args = make_parser().parse_args(["batch", "in.txt", "-o", "out", *more])
+        return command._Batch(args, engine, None, {"seed": seed}, {})
+
+    line = Line(1, "a", "Yes.")
+    digests = [asked(*more)._digest(line) for more in ((), ("--adapter", "one"), ("--adapter", "two"), ())]
+    assert digests[0] == digests[3] and len(set(digests)) == 3
+    assert len({asked(seed=seed)._request(line)["seed"] for seed in range(3)}) == 3
+    assert asked(seed=3)._request(Line(1, "a", "Yes.", {"seed": 7}))["seed"] == 7
 
 
 def test_two_batches_do_not_write_into_one_folder(capsys, here):

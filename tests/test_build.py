@@ -518,6 +518,13 @@ def test_builds_with_other_flags_have_other_folders(monkeypatch):
     assert len(folders | {build.cache_folder(target) for target in TARGETS.values()}) == 2 * len(TARGETS)
 
 
+@pytest.mark.parametrize("owner, name", [(torch, "__version__"), (sys, "version")])
+def test_a_build_with_another_torch_or_python_has_another_folder(monkeypatch, owner, name):
+    before = build.cache_folder(HOPPER)
+    monkeypatch.setattr(owner, name, "another")
+    assert build.cache_folder(HOPPER) != before
+
+
 def test_builds_of_other_sources_have_other_folders(tmp_path, monkeypatch):
     shutil.copytree(CSRC, tmp_path / "csrc")
     before = build.cache_folder(HOPPER)

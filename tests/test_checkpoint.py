@@ -325,6 +325,18 @@ def test_a_hub_id_is_taken_from_the_cache_without_a_network(tiny, hub_cache):
     assert checkpoint.fingerprint == Checkpoint.open(tiny("custom_voice")).fingerprint
 
 
+def test_a_fingerprint_depends_on_the_first_the_middle_and_the_last_of_an_encoders_rows(copy):
+    folder = copy("base")
+    path = folder / "speech_tokenizer" / "model.safetensors"
+    tensors, found = load_file(path), {Checkpoint.open(folder).fingerprint}
+    rows = next(tensor for name, tensor in sorted(tensors.items()) if name.startswith("encoder.") and len(tensor) > 4)
+    for row in (0, len(rows) // 2, -1):
+        rows[row] += 1
+        save_file(tensors, path)
+        found.add(Checkpoint.open(folder).fingerprint)
+    assert len(found) == 4
+
+
 def test_an_interrupted_download_names_the_command(tiny, hub_cache):
     download(hub_cache, "0.6B-Base", tiny("base"), without="model.safetensors")
     with pytest.raises(CheckpointError, match=r"model\.safetensors.*hf download Qwen/Qwen3-TTS-12Hz-0.6B-Base"):

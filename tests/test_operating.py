@@ -33,9 +33,10 @@ from qwen_megakernel.server import logs
 from qwen_megakernel.server.keys import Keys
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.openai.bodies import SPEECH
-from qwen_megakernel.server.options import rows_of
+from qwen_megakernel.server.options import ServerOptions, rows_of
 from qwen_megakernel.server.quotas import Usage
 from qwen_megakernel.server.records import Record, serving
+from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.traces import Traces
 from spoken_text.lexicon import Lexicon
 
@@ -526,6 +527,20 @@ def test_after_the_signal_requests_are_taken_until_the_grace_is_over(caplog):
             connect(server.socket_url)
 
 
+async def test_a_drain_waits_for_sound_that_a_client_has_yet_to_take():
+    class Unsent(set):
+        looks = 0
+
+        def __bool__(self) -> bool:
+            self.looks += 1
+            return self.looks < 3
+
+    service = EngineService(lambda: None, ServerOptions(drain_seconds=PATIENCE_S), model="x")
+    service.unsent_sockets = Unsent()
+    await service.drain()
+    assert service.unsent_sockets.looks == 3
+
+
 def write_certificate(folder: Path, name: str) -> None:
     """A new key and its certificate, cert.pem and key.pem."""
     key = ec.generate_private_key(ec.SECP256R1())
@@ -573,6 +588,8 @@ def test_voices_and_a_lexicon_are_read_again(tiny, tmp_path):
             service.engine.placeholder_voice().save(voices / f"{name}.safetensors")
         of_voices.look()
         assert list(service.saved_voices.by_name) == ["anna", "ben"]
+        default = service.request({}).conditioning.voice
+        assert default is service.saved_voices.by_name["anna"], "the first in the alphabet"
         assert server.post(voice="anna", response_format="pcm").status_code == 200
         kept = service.saved_voices.by_name["ben"]
         (voices / "anna.safetensors").unlink()

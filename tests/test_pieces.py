@@ -3,6 +3,7 @@
 import gc
 import random
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,7 +87,16 @@ def test_no_more_than_a_word_is_held_back(tokenizer):
     for character in "今天天气真好我们一起去公园散步然后回家吃饭看电影吧":
         encoder.push(character)
         most = max(most, encoder.held)
-    assert most == LONGEST_RUN
+    assert most == LONGEST_RUN == 16, "as README says"
+
+
+def test_a_long_run_is_cut_at_no_part_of_a_syllable():
+    """NFC joins them, so the ids of the parts would be others."""
+    tokenizer = SimpleNamespace(encode=lambda text: [text], folding=None)
+    for parts in ("\u1100\u1161\u11a8", "e\u0301\u0323", "か\u3099"):
+        encoder = PieceEncoder(tokenizer)
+        run = "가" * (LONGEST_RUN - 1) + parts
+        assert encoder.push(run) == [] and encoder.push("각") == [run]
 
 
 @pytest.mark.parametrize("variant, frames", [("custom_voice", 0), ("base", 3), ("base", 12), ("base", 40)])
@@ -113,6 +123,20 @@ def test_rows_equal_the_whole_texts(tiny, variant, frames):
         trailing.append(pieces.end())
         assert torch.equal(pieces.prompt.rows, whole.rows)
         assert torch.equal(torch.cat([pieces.prompt.trailing, *trailing]), whole.trailing), (seed, text)
+
+
+def test_a_text_that_is_shorter_than_its_reference_begins_beside_the_references_first_frames(tiny):
+    """Behind its end there is padding, so two texts differ in no later row."""
+    checkpoint = Checkpoint.open(tiny("base"))
+    tensors = checkpoint.talker(torch.device("cpu"), torch.float32)
+    tokenizer = TextTokenizer(checkpoint.folder, checkpoint.config.talker.text_vocab_size)
+    builder = PromptBuilder(checkpoint.config, tokenizer, Embeddings(checkpoint.config.talker, tensors))
+    conditioning = Conditioning(voice=made_up(checkpoint.config, 60))
+    one, two = (builder.build(text, conditioning, non_streaming_mode=False) for text in ("Yes.", "Yes. No."))
+    assert len(one.rows) == len(two.rows) and len(one.trailing) == len(two.trailing) == 1
+    (differs,) = (one.rows != two.rows).any(1).nonzero(as_tuple=True)
+    ends = [one.text_at + len(tokenizer.encode(text)) for text in ("Yes.", "Yes. No.")]
+    assert differs.tolist() == list(range(ends[0], ends[1] + 1))
 
 
 @pytest.fixture

@@ -662,6 +662,9 @@ async def test_what_stands_between_sentences_is_kept():
         found += [(sentences.gap, one.text) async for one in sentences.aggregate(token)]
     rest = await sentences.flush()
     assert [*found, (sentences.gap, rest.text)] == [("", "One."), ("\n\n", "\n\nTwo."), ("  ", "Three.")]
+    assert [one async for one in sentences.aggregate(" Four")] == []
+    await sentences.handle_interruption()
+    assert [one.text async for one in sentences.aggregate("\nFive. S")] == ["\nFive."] and sentences.gap == "\n"
 
 
 @pytest.mark.parametrize("rate", [24000, 16000])

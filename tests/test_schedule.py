@@ -17,6 +17,7 @@ from qwen_megakernel.engine.admission import ENDS
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.device_pipeline import Launch
 from qwen_megakernel.engine.options import EngineOptions
+from qwen_megakernel.engine.scheduler import Scheduler
 from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
 from qwen_megakernel.errors import EngineBusy, KernelFault
 from qwen_megakernel.model.vocoder import Portion, VocoderState
@@ -325,6 +326,16 @@ def test_a_crowd_delays_the_next_frame_by_eight_prompts_at_most():
     assert started.total() == 56 and max(started.values()) == 8, "prompts by the launches before them"
 
 
+def test_only_one_prompt_comes_before_a_listener_with_less_than_70_ms():
+    def prompts(runs_out: float | None, *, starved: bool = False, reason: str | None = None) -> int:
+        listener = SimpleNamespace(output=SimpleNamespace(runs_out=runs_out), starved=starved, reason=reason)
+        return len(Scheduler.to_prefill(list(range(20)), [listener], 100.0))
+
+    assert prompts(100.069) == 1
+    assert prompts(100.071) == prompts(None) == 8, "a listener with more, and one who has heard nothing"
+    assert prompts(100.0, starved=True) == prompts(100.0, reason="eos") == 8, "no frame of theirs waits"
+
+
 def test_new_callers_come_before_the_lead_of_old_ones():
     """64 that are far ahead of their listeners; the next is heard as if it were nearly alone."""
     engine = Engine(slots=65)
@@ -365,6 +376,17 @@ def test_whose_listener_runs_out_first_is_served_first():
     before = [s.launched for s in long]
     engine.run([], until=0.02)
     assert [s.launched for s in long] == before, "who is far ahead waits for who is not"
+
+
+def test_whose_listener_runs_out_first_goes_to_the_vocoder_first():
+    def full(name: str, runs_out: float | None) -> SimpleNamespace:
+        output, result = SimpleNamespace(runs_out=runs_out), SimpleNamespace(settled=False)
+        due = {"idle": False, "alone": False, "missing": 8, "vocoder_due": lambda short: True}
+        return SimpleNamespace(name=name, output=output, result=result, **due)
+
+    due = [full("third", 3.0), full("new", None), full("second", 2.0)]
+    pushes, waiting = Scheduler(8, 8, most_frames=8).to_push(due, due, 1.0, wait=False)
+    assert [s.name for push in pushes for s in push.sequences] == ["new", "second", "third"] and not waiting
 
 
 def test_reproducible_samples_are_pushed_alone_in_the_same_portions_in_any_company(fresh_seed):
@@ -510,6 +532,18 @@ def test_beyond_its_bounds_it_refuses_and_who_waits_too_long_is_told():
     told = [s for s in engine.streams if s.result.error]
     assert told == engine.streams[8:] and all(isinstance(s.result.error, EngineBusy) for s in told)
     assert engine.admission.counts["timed_out"] == 4 and engine.admission.counts["busy"] == 1
+
+
+def test_as_many_wait_as_the_queue_holds_where_fewer_run_than_there_are_slots():
+    engine = Engine(slots=8, max_queue=3)
+    engine.admission.sustain(2.5)  # of which live listeners get 0.9: two of them
+    for _ in range(13):
+        engine.submit(63)
+    assert len(engine.streams) == 5 and engine.refused == 8
+    engine.run([])
+    for _ in range(13):
+        engine.submit(63)
+    assert len(engine.streams) == 10, "the places come back, and no others"
 
 
 # ---------------------------------------------------------------- who must not have more than is theirs

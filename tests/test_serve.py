@@ -1,5 +1,6 @@
 """The HTTP API: what clients of OpenAI's shape get, and what nobody gets out of it. See also test_entrances.py."""
 
+import asyncio
 import base64
 import http.client
 import io
@@ -27,6 +28,7 @@ from serving import (
     access,
     audio_of,
     cloning,
+    connect,
     endless,
     get,
     post,
@@ -41,6 +43,7 @@ from serving import (
     until,
 )
 from waiting import free_port
+from websockets.exceptions import InvalidStatus
 
 from qwen_megakernel import (
     BackendError,
@@ -53,14 +56,17 @@ from qwen_megakernel import (
     __version__,
 )
 from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.choices import SOCKET_PATH
+from qwen_megakernel.errors import KernelFault, OutOfMemoryError, SpeechCutError, SpeechError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError, listed
-from qwen_megakernel.server.app import make_app
+from qwen_megakernel.server.app import app_of, make_app
 from qwen_megakernel.server.connections import FewLines
-from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.limits import Limits, OpenCount
+from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.openai.bodies import BATCH, SPEECH
 from qwen_megakernel.server.options import ServerOptions
-from qwen_megakernel.server.service import OPENAI_MODELS
+from qwen_megakernel.server.service import OPENAI_MODELS, EngineService
 
 OPTIONS = {"device": "cpu", "max_streams": 4, "max_positions": 160, "max_queue": 4, "queue_timeout": PATIENCE_S}
 
@@ -256,9 +262,56 @@ def test_without_a_token_pages_of_others_are_not_served_and_broken_headers_are_n
     assert get(f"{server.url}/metrics", headers=accept).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "header", ["forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"]
+)
+def test_without_a_token_no_proxy_is_answered(server, header):
+    refused = get(f"{server.url}/v1/models", headers={header: "x"})
+    assert refused.status_code == 403 and f"got the header {header}:" in refused.json()["error"]["message"]
+
+
+def test_paths_and_sockets_that_are_not_there_get_no_metrics_of_their_own(server):
+    for path in ("/nowhere", f"{SPEECH}/nowhere"):
+        assert get(server.url + path).status_code == 404
+    with pytest.raises(InvalidStatus):
+        connect(f"ws://127.0.0.1:{server.port}/nowhere")
+    metrics = lambda: get(f"{server.url}/metrics").text  # noqa: E731
+    until(lambda: 'protocol="websocket"' in metrics())
+    assert 'path="other"' in metrics() and "nowhere" not in metrics()
+
+
+def test_no_more_sockets_are_opened_than_there_may_be_connections():
+    """They are counted in all processes of a server."""
+    service = EngineService(lambda: None, ServerOptions(limits=Limits(connections=3)), model="demo")
+    sockets, sent = OpenCount([2, 1]), []
+    app = app_of(service, Metrics(service, sockets, OpenCount()), OpenCount(), sockets)
+    scope = {"type": "websocket", "path": SOCKET_PATH, "headers": [(b"host", b"localhost")]}
+    scope["extensions"] = {"websocket.http.response": {}}
+
+    async def send(message) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, None, send))
+    assert sent[0]["status"] == 503 and b'"busy"' in sent[1]["body"]
+
+
+@pytest.mark.parametrize(
+    "error, status, retryable",
+    [
+        (KernelFault("x"), 503, True),
+        (OutOfMemoryError("x"), 503, True),
+        (SpeechCutError("x"), 500, True),
+        (SpeechError("x"), 500, False),
+    ],
+)
+def test_what_another_server_might_do_is_told_as_such(error, status, retryable):
+    told = ApiError.of(error)
+    assert (told.status, told.code, told.retryable) == (status, "failed", retryable)
+
+
 def test_with_a_token_nothing_is_told_without_it():
     with ready(small_demo, token="secret") as server:
-        for path in ("/v1/models", "/v1/voices", "/metrics", "/openapi.json", "/docs", "/nothing"):
+        for path in ("/", "/v1/models", "/v1/voices", "/metrics", "/openapi.json", "/docs", "/nothing"):
             for headers in ({}, {"authorization": "Bearer wrong"}):
                 refused = get(server.url + path, headers=headers)
                 assert refused.status_code == 401 and "secret" not in refused.text

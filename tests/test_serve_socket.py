@@ -6,6 +6,7 @@ import json
 import random
 import re
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from entrances import JUNK, NO_MESSAGE, SocketClient, fuzzed
@@ -13,13 +14,14 @@ from hypothesis import strategies as st
 from serving import PATIENCE_S, TEXT, asgi, audio_of, connect, endless, ready, said, small_demo
 from starlette.websockets import WebSocketDisconnect
 from test_entrances import LIMITS
-from waiting import run_all, slow_case
+from waiting import run_all, slow_case, until_in_loop
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from qwen_megakernel.choices import SOCKET_PATH as PATH
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.omni.api import PATH as STREAM
+from qwen_megakernel.server.socket_line import SocketLine
 
 LONG = " ".join([TEXT] * 10)
 SPOKEN = {"end": True, "voice": "ada", "seed": 5}
@@ -277,6 +279,38 @@ def test_sound_that_nobody_reads_is_not_kept_for_ever():
     limits = Limits(max_unsent=20_000, idle_s=10 * PATIENCE_S, total_s=10 * PATIENCE_S)
     asgi(small_demo, PATH, receive, stall, limits=limits)
     assert 0 < sent < 20_000
+
+
+async def test_what_a_client_has_taken_does_not_count_as_unsent():
+    """More than `max_unsent` may be sent over a socket, one message after the other."""
+
+    class Heard(SocketLine):
+        _handle = _listens = None
+
+    class Client:
+        scope, taken = {}, 0
+
+        async def accept(self, subprotocol) -> None:
+            pass
+
+        async def receive(self) -> None:
+            await asyncio.Event().wait()
+
+        async def send_bytes(self, data: bytes) -> None:
+            self.taken += len(data)
+
+        async def close(self, code: int) -> None:
+            pass
+
+    client, service = Client(), SimpleNamespace(limits=Limits(max_unsent=1000), serves=True, unsent_sockets=set())
+    line = Heard(client, service)
+    running = asyncio.create_task(line.run())
+    for _ in range(5):
+        line.put_bytes(bytes(900))
+        await until_in_loop(lambda: running.done() or not service.unsent_sockets)
+    line.put_end()
+    await running
+    assert client.taken == 4500 and line.record.fields == {"close": 1000} and not line.record.error
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import httpx
@@ -38,10 +39,11 @@ from serving import (
 )
 from waiting import slow_case
 
-from qwen_megakernel import EngineBusy, TTSEngine, Voice, cli
+from qwen_megakernel import EngineBusy, TTSEngine, TTSError, Voice, VoiceError, cli
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.openai.bodies import SPEECH
 from qwen_megakernel.speech import encoders
+from qwen_megakernel.speech.saved_voices import SavedVoices
 from spoken_text.lexicon import Lexicon
 
 BATCH, VOICES = f"{SPEECH}/batch", "/v1/voices"
@@ -430,6 +432,31 @@ def test_voices_are_made_replaced_and_deleted_by_forms(studio):
         assert error["message"].startswith("there are no voices yet: POST /v1/voices")
     anna.save(folder / "anna.safetensors")
     server.service.saved_voices.by_name["anna"] = anna
+
+
+async def test_a_voice_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    def half(path) -> None:
+        path.write_bytes(b"half of it")
+        raise OSError("no space left")
+
+    (tmp_path / "ben.safetensors").write_bytes(b"as it was")
+    voices = SavedVoices(None)
+    voices._folder, voices.by_name = tmp_path, {"ben": "as it was"}
+    engine = SimpleNamespace(speakers=(), create_voice=lambda path, text: SimpleNamespace(save=half))
+    with pytest.raises(TTSError, match="could not be kept"):
+        await voices.add(engine, "ben", b"", None, replace=True)
+    assert voices.by_name == {"ben": "as it was"} and (tmp_path / "ben.safetensors").read_bytes() == b"as it was"
+
+
+async def test_there_are_a_thousand_voices_at_most():
+    voices = SavedVoices(None)
+    engine = SimpleNamespace(speakers=(), create_voice=lambda path, text: text)
+    voices.by_name = dict.fromkeys(map(str, range(999)))
+    await voices.add(engine, "last", b"", "new")
+    with pytest.raises(VoiceError, match="there are 1000 voices already"):
+        await voices.add(engine, "more", b"", "new")
+    await voices.add(engine, "7", b"", "newer", replace=True)
+    assert len(voices.by_name) == 1000 and voices.by_name["7"] == "newer"
 
 
 def m4a() -> bytes:

@@ -101,6 +101,13 @@ def test_published_dims_have_1298496_values_of_state_per_stream():
     assert sum(t[0].numel() for t in vocoder._state.values()) == 1_298_496
 
 
+def test_a_restored_state_goes_on_as_the_saved_one(make):
+    vocoder, codes = make(slots=2), random_codes(frames=3)
+    vocoder.push([0], codes[:, :2])
+    vocoder.restore(1, vocoder.save(0))
+    assert torch.equal(vocoder.push([1], codes[:, 2:]), vocoder.push([0], codes[:, 2:]))
+
+
 @pytest.mark.parametrize(
     "slots, shape",
     [([0], (1, 0, 16)), ([0], (1, 3, 15)), ([0], (2, 3, 16)), ([0, 0], (2, 3, 16)), ([0], (3, 16)), ([-1], (1, 3, 16))],

@@ -261,6 +261,17 @@ def test_requests_of_one_connection_come_one_behind_the_other(server, seeds):
         assert same(heard.pcm, wanted) and heard.times[0] == 0
 
 
+def test_a_connection_may_ask_for_more_than_may_wait(server):
+    async def conversation(client):
+        for _ in range(6):  # of 4 times 600 characters
+            await client.write_event(Synthesize("." * 500).event())
+            heard = await hear(client, AudioStop)
+        return heard
+
+    heard = talk(server, conversation)
+    assert heard.types == ["audio-start", "audio-stop"] and not heard.error
+
+
 PIECES = [(TEXT, 1), (f"  {TEXT}\n", 7), slow_case(TEXT, 7), slow_case(f"  {TEXT}\n", 1)]
 
 

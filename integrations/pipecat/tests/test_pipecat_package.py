@@ -85,7 +85,9 @@ def test_a_servers_client_needs_only_what_the_documents_install():
     """No torch above all, although `qwen-megakernel` needs it."""
     for text in (read("README.md"), read(ROOT / "docs" / "pipecat.md")):
         assert re.search(
-            r"^pip install pipecat-ai regex(\n| && )pip install --no-deps -e packages/spoken-text -e \.", text, re.M
+            r"^pip install pipecat-ai python-iso639 regex(\n| && )pip install --no-deps -e packages/spoken-text -e \.",
+            text,
+            re.M,
         )
     code = "import sys; from pipecat_qwen_megakernel import MegakernelWebsocketTTSService; print(*sys.modules)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(FOLDER), str(ROOT)])}
@@ -100,8 +102,8 @@ def test_a_servers_client_needs_only_what_the_documents_install():
         imported |= {node.module for node in body if isinstance(node, ast.ImportFrom)}
     roots = {name.partition(".")[0] for name in imported}
     owners = {root: of for root, of in metadata.packages_distributions().items() if root in roots}
-    assert {"pipecat", "spoken_text"} <= roots  # which imports regex at its first use
-    there = needed_by("pipecat-ai") | {"regex", "qwen-megakernel", "spoken-text"}
+    assert {"pipecat", "spoken_text"} <= roots  # which imports iso639 and regex at their first use
+    there = needed_by("pipecat-ai") | {"python-iso639", "regex", "qwen-megakernel", "spoken-text"}
     assert not {root: of for root, of in owners.items() if not {canonicalize_name(name) for name in of} & there}
 
 
