@@ -27,7 +27,7 @@ PROJECTS := . $(dir $(PACKAGES) $(wildcard integrations/*/pyproject.toml))
 PYTHON_IS_NEW := "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bot test test-all test-gpu test-ray test-attacks test-image test-compat test-clients soak bench figures peers kernels emulate lint format docs pictures oracle dist test-dist sbom audit wheel lock clean
+.PHONY: help demo bot test test-all test-gpu test-ray test-attacks test-faults test-image test-compat test-clients soak bench figures peers kernels emulate lint format docs pictures oracle dist test-dist sbom audit wheel lock clean
 
 help: ## Use it | list the commands
 	@awk -F ' ## | [|] ' '/^[a-z-]+:.* ## / { \
@@ -36,8 +36,8 @@ help: ## Use it | list the commands
 		lines[$$2] = lines[$$2] sprintf("  make %-13s %s\n", target[1], $$3) \
 	} END { for (i = 1; i <= groups; i++) printf "%s\n%s", order[i], lines[order[i]] }' Makefile
 
-test-all: CPU_TESTS = not gpu and not ray and not clients and not attacks and not image and not brief
-test: CPU_TESTS = not gpu and not ray and not clients and not attacks and not image and not slow
+test-all: CPU_TESTS = not gpu and not ray and not clients and not attacks and not faults and not image and not brief
+test: CPU_TESTS = not gpu and not ray and not clients and not attacks and not faults and not image and not slow
 
 demo: $(VENV)/.installed-demo ## Use it | speak DEMO_TEXT into DEMO_OUTPUT, demo.wav
 	$(BIN)/python demo_pipeline.py --text "$(DEMO_TEXT)" --output "$(DEMO_OUTPUT)"
@@ -62,6 +62,9 @@ test-ray: $(VENV)/.installed-ray ## Test | replicas behind Ray Serve, on the CPU
 test-attacks: $(VENV)/.installed ## Test | raw sockets attack a server while somebody listens, ten minutes
 	$(BIN)/python -m pytest -m attacks
 
+test-faults: $(VENV)/.installed ## Test | processes that stop, are killed or lack files, before a release, minutes
+	$(BIN)/python -m pytest -m faults tests/test_world.py
+
 # The image for the CPU, built and run; first what the tools of containers say of its files. image/tests/test_container.py tells
 # what ENGINE and IMAGE_BUILD mean.
 test-image: $(VENV)/.installed $(IMAGE)/.installed ## Test | the container image for the CPU, built and run
@@ -80,7 +83,7 @@ test-clients: $(CLIENTS)/.installed ## Test | others' clients, as they are publi
 	$(CLIENTS)/bin/python -m pytest -m clients tests/test_clients.py tests/test_clients_http.py
 
 soak: $(VENV)/.installed ## Test | random callers for five minutes; what they leave behind fails it
-	SOAK_SECONDS=300 $(BIN)/python -m pytest -m "not gpu and not ray and not clients and not attacks and not image" -k soak
+	SOAK_SECONDS=300 $(BIN)/python -m pytest -m "not gpu and not ray and not clients and not attacks and not faults and not image" -k soak
 
 # The peers are measured too, behind `make peers`.
 bench: $(VENV)/.installed ## Measure | all that README and docs/ show, half an hour on a GPU; MINUTES: end before so many

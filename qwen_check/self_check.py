@@ -33,7 +33,7 @@ from qwen_megakernel.checkpoint.fp8 import dequantized, quantized
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER
 from qwen_megakernel.checkpoint.synthetic import random_talker, random_vocoder, synthetic_config
 from qwen_megakernel.choices import DEMO, WEIGHTS, parts_of
-from qwen_megakernel.errors import SpeechError, TTSError
+from qwen_megakernel.errors import OutOfMemoryError, SpeechError, TTSError
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import TorchVocoder
@@ -77,7 +77,7 @@ def judged(check: Callable[[], _P], wrong: Callable[[str], _P]) -> _P:
     try:
         return check()
     except Exception as error:
-        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+        if isinstance(error, OutOfMemoryError) or OutOfMemoryError.of(error):
             raise
         return wrong(plain(error))
 

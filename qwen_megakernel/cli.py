@@ -38,6 +38,7 @@ from qwen_megakernel.commands.options import (
     told,
     weights_of,
 )
+from qwen_megakernel.errors import memory_told
 
 
 class _Printable(logging.Formatter):
@@ -70,7 +71,8 @@ def run(args: argparse.Namespace, function: Callable[[argparse.Namespace], int])
         logging.basicConfig(handlers=[handler])
         logging.getLogger("qwen_megakernel").setLevel(logging.DEBUG if args.verbose else logging.INFO)
         refuse_idle(args, args.parser, args.rules)
-        return function(args)
+        with memory_told():
+            return function(args)
     except TTSError as error:
         print(told(error, args), file=sys.stderr)
         return 1

@@ -4,7 +4,7 @@
     ├── CheckpointError            a checkpoint folder that cannot be trusted: name, shape, value, layout
     │   └── CheckpointNotFoundError   nothing under that name: no folder, not in the hub cache, no network
     ├── BackendError               the backend asked for cannot run on this machine
-    │   └── OutOfMemoryError       model and slots do not fit; names the setting to lower
+    │   └── OutOfMemoryError       no memory is left; names the setting to lower
     ├── RequestError (ValueError)  what the caller asked for is refused, nothing running is harmed
     │   ├── TextError              not a string, not valid Unicode, blank; a tag or a lexicon that cannot be used
     │   │   ├── NoWordsError       blank, or nothing but signs that are not spoken
@@ -29,6 +29,9 @@ Messages say what was expected, what came, and what to do.
 Those about text come from spoken_text, which raises them too.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from spoken_text.errors import LanguageError as LanguageError
 from spoken_text.errors import NoWordsError as NoWordsError
 from spoken_text.errors import RequestError as RequestError
@@ -50,7 +53,34 @@ class BackendError(TTSError):
 
 
 class OutOfMemoryError(BackendError):
-    """The model and its slots do not fit into the device's memory."""
+    """The model and its slots, or one utterance more, do not fit into the device's memory."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> "OutOfMemoryError | None":
+        """This error for another library's that says the same; None: it says something else.
+
+        Python, NumPy and torch on a GPU have types for it. Torch on a CPU, CUDA's own calls and cuBLAS have words:
+        "DefaultCPUAllocator: not enough memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED".
+        """
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if isinstance(error, TTSError) or not kinds & {"MemoryError", "RuntimeError", "OSError", "SafetensorError"}:
+            return None
+        words = str(error).lower()
+        told = "out of memory" in words or "alloc_failed" in words or "memory" in words and "alloc" in words
+        if not (told or kinds & {"MemoryError", "OutOfMemoryError"}):
+            return None
+        return cls(f"no memory was left ({error or 'MemoryError'}); lower max_streams, or let other programs use less")
+
+
+@contextmanager
+def memory_told() -> Iterator[None]:
+    """Raises OutOfMemoryError: in place of another library's error that says the same."""
+    try:
+        yield
+    except Exception as error:
+        if told := OutOfMemoryError.of(error):
+            raise told from error
+        raise
 
 
 class TextEndedError(TextError):

@@ -23,6 +23,7 @@ from qwen_megakernel import (
     InstructError,
     LanguageError,
     NoWordsError,
+    OutOfMemoryError,
     RequestError,
     SamplingParams,
     SpeakerError,
@@ -491,7 +492,7 @@ def test_an_end_that_cannot_be_assembled_is_an_error_and_not_a_hang(own_engine, 
     with monkeypatch.context() as patch:
         patch.setattr("qwen_megakernel.engine.output.np.concatenate", full)
         for _ in range(2):
-            with pytest.raises(MemoryError):
+            with pytest.raises(OutOfMemoryError):
                 own_engine.generate(TEXT, max_frames=2)
     assert own_engine.generate(TEXT, max_frames=2).frames == 2
 

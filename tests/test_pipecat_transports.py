@@ -293,14 +293,15 @@ async def chat(bot, greeting: str, *lines: tuple[str, str], arguments: list[str]
 
     `caller.greeting` is what was heard of the first words."""
     caller = Caller()
-    task = await caller.call(bot, arguments)
-    await caller.until(greeting)
-    caller.greeting = np.concatenate(caller.heard)
-    for text, answer in lines:
-        caller.type(text)
-        await caller.until(answer)
-    await caller.hang_up()
-    await asyncio.wait_for(task, PATIENCE_S)
+    async with asyncio.timeout((4 + len(lines)) * PATIENCE_S):  # aiortc's own waits have no end
+        task = await caller.call(bot, arguments)
+        await caller.until(greeting)
+        caller.greeting = np.concatenate(caller.heard)
+        for text, answer in lines:
+            caller.type(text)
+            await caller.until(answer)
+        await caller.hang_up()
+        await asyncio.wait_for(task, PATIENCE_S)
     return caller
 
 

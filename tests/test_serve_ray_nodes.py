@@ -115,7 +115,7 @@ def healthy(node: Node) -> bool:
 def replica_of(node: Node) -> str | None:
     """Which replica a call through this node's proxy gets; None if it gets none."""
     with contextlib.suppress(httpx.TransportError):
-        answer = post(1, "Hello.", url=node.url)
+        answer = post(1, "Hello.", url=node.url, again=(429,))
         return answer.headers["X-Replica"] if answer.status_code == 200 else None
 
 
@@ -146,12 +146,12 @@ def test_a_killed_node_fails_its_own_calls_only_and_a_new_one_takes_its_place(cl
         whole = Long(0, kept.url)
         assert whole.replica == survivor and whole.going_on and routed.going_on and through.going_on
         lost.kill()
+        check_sockets(lines, victim)  # before the calls end: that may take longer than a socket may be silent
         for call in (routed, through):
             call.join()
             assert isinstance(call.error, httpx.TransportError)  # its last chunk is missing, or the connection is
         whole.join()
         assert whole.error is None and whole.pcm == long_pcm(engine, whole.seed)
-        check_sockets(lines, victim)
     assert replica_of(kept) == survivor and [healthy(node) for node in (head, kept, lost)] == [True, True, False]
     until(lambda: replica_of(head) == survivor)
 

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import resource
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,9 +14,8 @@ import pytest
 
 from qwen_megakernel import BackendError, cli
 from qwen_megakernel.commands.options import server_options
-from qwen_megakernel.server import process
 from qwen_megakernel.server.app import make_app
-from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.limits import Limits, allow_files
 from qwen_megakernel.server.options import ServerOptions, rows_of
 
 CERT = ["--ssl-certfile", "cert.pem"]
@@ -81,17 +81,27 @@ def test_connections_follow_the_slots(command):
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "allowed"),
-    [(1024, 9999, 2304), (1024, -1, 2304), (1024, 2000, 2000), (4096, 9999, None), (-1, -1, None)],
+    ("soft", "hard", "allowed", "connections"),
+    [
+        (1024, 9999, 9999, 2048),
+        (1024, -1, 2320, 2048),
+        (4096, 4096, None, 2048),
+        (-1, -1, None, 2048),
+        (1024, 2000, 2000, 2000 - 16 - 256),
+        (256, 256, None, 256 - 16 - 128),
+        (64, 64, None, 64 - 16 - 32),
+        (16, 16, None, 1),
+    ],
 )
-def test_a_server_may_open_as_many_files_as_connections_need(soft, hard, allowed, monkeypatch, caplog):
-    """2048 connections and 256 other files. -1: no limit."""
+def test_no_more_connections_than_files(soft, hard, allowed, connections, monkeypatch, caplog):
+    """Wanted are 2048 connections, 16 spare ones and 256 other files. -1: no limit."""
     made = []
-    monkeypatch.setattr(process.resource, "getrlimit", lambda kind: (soft, hard))
-    monkeypatch.setattr(process.resource, "setrlimit", lambda kind, limits: made.append(limits))
-    process.allow_files(2048)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, both: made.append(both))
+    wanted = Limits(connections=2048, max_text=9)
+    assert allow_files(wanted) == dataclasses.replace(wanted, connections=connections)
     assert made == ([(allowed, hard)] if allowed else [])
-    assert ("`ulimit -n 2304`" in caplog.text) == (allowed == 2000)
+    assert ("`ulimit -n 2320`" in caplog.text) == (connections < 2048)
 
 
 def test_what_the_command_knows_better_replaces_what_was_typed():

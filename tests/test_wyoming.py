@@ -492,6 +492,20 @@ def test_silent_connections_make_room_and_others_do_not():
         assert heard.error.code == "busy" and "too many connections" in heard.error.text
 
 
+def test_who_rests_longest_makes_room():
+    with running(limits=dataclasses.replace(LIMITS, connections=2)) as server, contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", server.port)
+        old, silent = [stack.enter_context(socket.create_connection(address, timeout=PATIENCE_S)) for _ in range(2)]
+        old.sendall(b'{"type": "synthesize", "data": {"text": "Yes."}}\n')
+        heard = old.makefile("rb")
+        assert any(b'"audio-stop"' in line for line in heard)
+        until(lambda: all(connection.rests for connection in server.server._connections.values()))
+        stack.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
+        assert silent.recv(100) == b"", "it was closed"
+        old.sendall(JSON % b"")
+        assert any(b'"pong"' in line for line in heard)
+
+
 def test_a_sentence_that_does_not_fit_its_slot_is_told(tiny):
     folder = tiny("custom_voice", eos_gain=NO_EOS)
     with running(lambda: TTSEngine.load(folder, device="cpu", max_streams=1, max_positions=48)) as server:

@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from qwen_megakernel import TTSEngine
@@ -14,8 +15,9 @@ from qwen_megakernel.choices import TOKEN
 from qwen_megakernel.commands.config import actions_of, printed
 from qwen_megakernel.commands.options import engine_options, server_options
 from qwen_megakernel.errors import BackendError, RequestError
+from qwen_megakernel.server.limits import allow_files
 from qwen_megakernel.server.logs import set_up
-from qwen_megakernel.server.process import allow_files, bind, check_model, is_loopback, load_for_good
+from qwen_megakernel.server.process import bind, check_model, is_loopback, load_for_good
 from qwen_megakernel.server.service import EngineService
 
 log = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ def serve(args: argparse.Namespace) -> int:
     options = server_options(args, "serve", token=token)
     undo = set_up(options.log_format)
     try:
-        allow_files(options.limits.connections)
+        options = replace(options, limits=allow_files(options.limits))
         if args.front_processes:
             run = Fronts(load, options, model=name, config=config, count=args.front_processes).serve
         else:
@@ -107,7 +109,7 @@ def wyoming(args: argparse.Namespace) -> int:
     options = server_options(args, "wyoming")
     undo = set_up(options.log_format)
     try:
-        allow_files(options.limits.connections)
+        options = replace(options, limits=allow_files(options.limits))
         service = EngineService(load, options, model=name, config=config)
         listener = bind(args.host, args.port)
         where = _address(args.host, listener)

@@ -12,8 +12,6 @@ import threading
 from collections import deque
 from functools import partial
 
-import torch
-
 from qwen_megakernel.engine.seat import Seat
 from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
 from qwen_megakernel.errors import EngineBusy, EngineClosed, EngineDied, OutOfMemoryError, TTSError
@@ -132,14 +130,13 @@ class Admission:
             self.unsettled.remove(sequence)
         except KeyError:
             return
-        if isinstance(error, torch.OutOfMemoryError):
-            error = OutOfMemoryError(f"no memory was left for this utterance ({error}); lower max_streams")
         result = sequence.result
         try:
             if error is None:
                 result.audio = sequence.output.assemble(reason)
         except BaseException as failure:
             error = failure
+        error = error and (OutOfMemoryError.of(error) or error)
         result.error = error or result.error
         result.settled = True
         self.some_ended = True  # in this order: the loop looks for settled ones once it has seen this

@@ -34,7 +34,7 @@ from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.engine.slots import Slots
 from qwen_megakernel.engine.text_path import HeadFinder
 from qwen_megakernel.engine.watchdog import watch
-from qwen_megakernel.errors import RequestError, TextEndedError
+from qwen_megakernel.errors import RequestError, TextEndedError, memory_told
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 
@@ -127,6 +127,7 @@ class EngineCore:
         self.admission.inbox.put(sequence)
 
     @torch.inference_mode()
+    @memory_told()
     def advance(self, sequence: SpeechSequence, step: Callable[[PromptPieces], Tensor]) -> None:
         """Take a piece of text, under the sequence's lock. Build the rows that it settles in the caller's thread, and
         hand them to the loop."""

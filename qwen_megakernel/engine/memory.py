@@ -123,11 +123,8 @@ def told_of_memory(model: str, device: torch.device, need: Need, options: Engine
         raise OutOfMemoryError(f"{device} has {size(memory)} of memory: {told}")
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
-        # By its message too, because torch has a type of error for the GPU's memory alone.
-        words = str(error).lower()
-        typed = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        if not (typed or "memory" in words and "alloc" in words):
+    except Exception as error:
+        if not OutOfMemoryError.of(error):
             raise
         raise OutOfMemoryError(f"no room for {model} on {device}: {told} ({error})") from None
 

@@ -60,7 +60,7 @@ class TextTokenizer:
             pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in listed)
             merges = [(left, right) for left, right in pairs]
             bpe = models.BPE(vocab=vocab, merges=merges)
-        except CheckpointError:
+        except (CheckpointError, MemoryError):
             raise
         except Exception as error:  # tokenizers raises plain Exception for a merge whose parts are unknown
             raise CheckpointError(f"{merged}: {error}") from None

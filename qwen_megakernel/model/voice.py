@@ -30,7 +30,7 @@ from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.config import SpeakerEncoderConfig
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.choices import PUBLISHED
-from qwen_megakernel.errors import AudioError, CheckpointError, RequestError, TTSError, VoiceError
+from qwen_megakernel.errors import AudioError, CheckpointError, RequestError, TTSError, VoiceError, memory_told
 from qwen_megakernel.model.audio_file import MAX_SECONDS, check_file
 from qwen_megakernel.model.recording import Recording, RefAudio, load_recording
 from spoken_text.cutting import check_unicode
@@ -237,10 +237,11 @@ class VoiceEncoder:
         with self._lock:
             recordings = [self._load(several, number, trim) for number in range(len(several))]
             try:
-                if text is not None:
-                    codes = self._codec_encoder(recordings[texts.index(text)].samples)
-                vector = mean_vector([self._vector(recording.samples) for recording in recordings])
-            except (TTSError, MemoryError):
+                with memory_told():
+                    if text is not None:
+                        codes = self._codec_encoder(recordings[texts.index(text)].samples)
+                    vector = mean_vector([self._vector(recording.samples) for recording in recordings])
+            except TTSError:
                 raise
             except Exception as error:  # torch and transformers refuse sizes that a config may have
                 folder = self._checkpoint.folder
@@ -384,9 +385,10 @@ class CodecEncoder:
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers has no types for it
         try:
             # from_pretrained, not load_state_dict: transformers renames Mimi's modules between releases.
-            loaded: Any = MimiModel.from_pretrained(  # a pair, because of output_loading_info
-                None, config=mimi, state_dict=dict(tensors), output_loading_info=True
-            )
+            with memory_told():
+                loaded: Any = MimiModel.from_pretrained(  # a pair, because of output_loading_info
+                    None, config=mimi, state_dict=dict(tensors), output_loading_info=True
+                )
             self._mimi, report = loaded
         except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"speech_tokenizer/config.json: encoder_config: {error!r}") from error

@@ -72,6 +72,7 @@ class ApiError:
     @classmethod
     def of(cls, error: BaseException) -> "ApiError":
         """What a client is told about an exception."""
+        error = OutOfMemoryError.of(error) or error
         if isinstance(error, Refused):
             return error.error
         if isinstance(error, RequestError):

@@ -35,6 +35,7 @@ from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_withi
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket.api import Socket
 from qwen_megakernel.server.socket_line import MAX_RECORDING, SocketLine
+from qwen_megakernel.server.tasks import in_thread
 from qwen_megakernel.server.watch import Watched
 from qwen_megakernel.speech.engine import TTSEngine
 
@@ -206,7 +207,7 @@ class _Server(uvicorn.Server):
         late = asyncio.get_running_loop().call_later(_LINGER_S, drop_all)
         await super().shutdown(sockets)
         late.cancel()
-        await asyncio.to_thread(flush)
+        await in_thread(flush)
 
     async def on_tick(self, counter: int) -> bool:
         if self._service.gone.is_set():

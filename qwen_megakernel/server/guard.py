@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.utils import ClientDisconnected
 
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.keys import Key
@@ -96,6 +97,22 @@ class Guard:
         headers, is_socket = Headers(scope=scope), scope["type"] == "websocket"
         preflight = not is_socket and is_preflight(scope["method"], headers)
         told = self._told(record, {} if is_socket or preflight else self._origins.shared(headers), send)
+        try:
+            await self._answer(scope, receive, told, record, preflight=preflight)
+        except asyncio.CancelledError:
+            if not is_socket:
+                record.error = ApiError(503, "closing", "the answer was cut: the server has ended")
+            raise
+        except ClientDisconnected:  # a WebSocket's client has gone before its answer
+            pass
+        except Exception as failure:  # of ours: it must not end up in a log without the request's id
+            log.exception("a request failed")
+            record.error = record.error or ApiError.of(failure)
+            if record.status is None:
+                await error_response(record.error)(scope, receive, told)
+
+    async def _answer(self, scope: Scope, receive: Receive, told: Send, record: Record, *, preflight: bool) -> None:
+        headers, is_socket = Headers(scope=scope), scope["type"] == "websocket"
         if preflight:
             await self._answer_to_preflight(headers)(scope, receive, told)
             return
@@ -105,15 +122,7 @@ class Guard:
             more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
             await error_response(error, headers=more)(scope, receive, told)  # before a WebSocket is accepted
         elif not is_socket:
-            try:
-                await self._run_within_limits(scope, receive, told)
-            except asyncio.CancelledError:
-                record.error = ApiError(503, "closing", "the answer was cut: the server has ended")
-                raise
-            except Exception as failure:  # of ours: it must not end up in a log without the request's id
-                log.exception("a request failed")
-                if record.status is None:
-                    await error_response(ApiError.of(failure))(scope, receive, told)
+            await self._run_within_limits(scope, receive, told)
         else:
             self._open_sockets.here += 1
             try:

@@ -59,7 +59,7 @@ class Journal:
         with serving(record):
             try:
                 yield record
-            except OSError:  # the client is gone
+            except ConnectionError:  # the client is gone
                 raise
             except Exception as error:
                 record.error = record.error or ApiError.of(error)

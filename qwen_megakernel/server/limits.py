@@ -1,11 +1,17 @@
 """Limits: how much of a server one caller may use."""
 
+import logging
+import resource
 from collections.abc import MutableSequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 MOST_VALUES = 40_000
 """Values of JSON: to read more holds the event loop for over 5 ms, and every wrong one makes an error."""
+
+_OTHER_FILES = 256  # open besides connections: of the engine, its device and its libraries; half of a low limit
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,37 @@ class Limits:
     def of(cls, max_streams: int) -> "Limits":
         """The defaults for an engine with so many slots: as many more callers can wait, each over a connection."""
         return cls(connections=max(cls.connections, 2 * max_streams))
+
+
+def allow_files(limits: Limits) -> Limits:
+    """Let this process, and those that it starts, open as many files as the system allows. Each connection is a file,
+    and systems often allow 1,024 at first.
+
+    Returns:
+        Limits with no more connections than can be open. Without a file for it a caller would hang, and so would a
+        supervisor that asks for /health. Warns if they are fewer.
+    """
+    spare = limits.spare_connections
+    need = limits.connections + spare + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return limits
+    most = max(need, soft) if hard == resource.RLIM_INFINITY else hard
+    if most > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most >= need:
+        return limits
+    fit = max(1, min(limits.connections, most - spare - min(_OTHER_FILES, most // 2)))
+    log.warning(
+        "%d connections need %d open files, and the system allows %d: at most %d connections are open at once. Raise "
+        "the limit (`ulimit -n %d`) before you start the server",
+        limits.connections,
+        need,
+        most,
+        fit,
+        need,
+    )
+    return replace(limits, connections=fit)
 
 
 class OpenCount:

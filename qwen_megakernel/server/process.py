@@ -4,7 +4,6 @@ import gc
 import ipaddress
 import logging
 import os
-import resource
 import socket
 import threading
 from pathlib import Path
@@ -20,8 +19,6 @@ log = logging.getLogger(__name__)
 
 ENGINE_GONE = 70
 """Exit code (EX_SOFTWARE) of a server whose engine is dead or could not be loaded: start it again."""
-
-_OTHER_FILES = 256  # open besides connections: of the engine, its device and its libraries
 
 
 def is_loopback(host: str) -> bool:
@@ -87,26 +84,6 @@ def bind(host: str, port: int) -> socket.socket:
         words = f"cannot listen on {host}:{port}: {why}; choose another --port, 0 to 65535, or --host"
         raise BackendError(words) from None
     return listener
-
-
-def allow_files(connections: int) -> None:
-    """Let this process, and those that it starts, have so many connections open. Each is a file, and systems often
-    allow 1,024. Warns if the system's hard limit is lower."""
-    need = connections + _OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= need:
-        return
-    most = need if hard == resource.RLIM_INFINITY else min(need, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < need:
-        log.warning(
-            "%d connections need %d open files, and the system allows %d: the last callers will not be answered. "
-            "Raise the limit (`ulimit -n %d`) before you start the server",
-            connections,
-            need,
-            most,
-            need,
-        )
 
 
 def drop_stalled(listener: socket.socket, seconds: float) -> None:

@@ -29,7 +29,7 @@ from qwen_megakernel.server.keys import Keys
 from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.quotas import Quotas
 from qwen_megakernel.server.records import CURRENT
-from qwen_megakernel.server.tasks import cancelled, in_daemon
+from qwen_megakernel.server.tasks import cancelled, in_daemon, in_thread
 from qwen_megakernel.server.traces import spans_of
 from qwen_megakernel.server.watch import Watched, watch
 from qwen_megakernel.speech.base import SpeechEngine
@@ -140,9 +140,9 @@ class EngineService:
         try:
             if self.saved_voices.by_name or self.engine.variant != "base":
                 self.request({})
-        except RequestError as error:
-            self.wrong_default = error
-            self.give_up("failed", error)
+        except Exception as error:
+            self.wrong_default = error if isinstance(error, RequestError) else None
+            self.give_up("failed", error, None if isinstance(error, TTSError) else error)
             return
         if self.state == "loading":
             self.state = "ready"
@@ -185,7 +185,7 @@ class EngineService:
         self.saved_voices.close()
         for each in (self._engine, self.journal):
             if each:
-                await asyncio.to_thread(each.close)
+                await in_thread(each.close)
 
     def _check_voices(self, variant: str, speakers: Collection[str]) -> None:
         """

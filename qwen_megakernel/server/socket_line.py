@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable
@@ -17,6 +18,8 @@ from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.tasks import cancelled, first_of
 from spoken_text.finder import Conversation
 
+log = logging.getLogger(__name__)
+
 PROTOCOL = "speech"
 """Subprotocol, accepted if offered. A browser that offers its token as a subprotocol needs one to be accepted."""
 
@@ -27,7 +30,7 @@ MAX_UNREAD = 1000
 """Most unread messages of a client; more close the socket."""
 
 _MAX_UNSENT = 1000  # messages that a client has not taken yet; above this we stop reading from it
-_NORMAL, _AWAY, _POLICY, _LATER = 1000, 1001, 1008, 1013  # closing codes (RFC 6455 and its registry)
+_NORMAL, _AWAY, _POLICY, _FAILED, _LATER = 1000, 1001, 1008, 1011, 1013  # closing codes (RFC 6455 and its registry)
 
 
 class CloseSocket(Exception):
@@ -139,6 +142,11 @@ class SocketLine(ABC):
             self.record.fields["close"] = gone.code
         except ConnectionError:
             pass
+        except Exception as failure:
+            log.exception("a socket failed")
+            self.record.error = ApiError.of(failure)
+            self.record.fields["close"] = _FAILED
+            await self._close(CloseSocket(_FAILED, self.record.error))
         finally:
             await cancelled(self._tasks())
             self.service.unsent_sockets.discard(self)

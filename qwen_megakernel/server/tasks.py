@@ -1,4 +1,4 @@
-"""Jobs of the server's event loop: the first of several to end, and one in a thread that keeps no process alive."""
+"""Jobs of the server's event loop: the first of several to end, and one in a thread."""
 
 import asyncio
 import threading
@@ -22,6 +22,14 @@ async def cancelled(tasks: list[asyncio.Task]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def in_thread(job: Callable[[], None]) -> None:
+    """Run `job`, which may run twice, in a thread, or here if the process can have no more threads."""
+    try:
+        await asyncio.to_thread(job)
+    except RuntimeError:
+        job()
 
 
 async def in_daemon(job: Callable[[], Any]) -> Any:

@@ -11,7 +11,7 @@ import torch
 
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk
-from qwen_megakernel.errors import TextError
+from qwen_megakernel.errors import TextError, memory_told
 from qwen_megakernel.model.prompt import PromptText
 from qwen_megakernel.model.recording import RefAudio
 from qwen_megakernel.model.turn_text import Turn
@@ -127,6 +127,7 @@ class SpeechEngine(ABC):
 
     # ------------------------------------------------------------ requests, texts, voices
 
+    @memory_told()
     def request(self, **options: Unpack[RequestOptions]) -> SpeechRequest:
         """How to speak, checked and with every default filled in. `begin`, `parts` and sessions take it. Raises
         RequestError: the request cannot be served; errors.py has the kinds."""
@@ -143,6 +144,7 @@ class SpeechEngine(ABC):
         return Turn(request.front_end, None if request.capped else fits, reading)
 
     @torch.inference_mode()
+    @memory_told()
     def parts(self, text: str | SpokenText, request: SpeechRequest, reading: Reading | None = None) -> list[SpokenText]:
         """As `TTSEngine.pieces`, with a request of `request`.
 
@@ -167,6 +169,7 @@ class SpeechEngine(ABC):
             return None
         return Voice.nobody(self.config.talker.stack.hidden_size, self._checkpoint.fingerprint)
 
+    @memory_told()
     def create_voice(
         self, ref_audio: RefAudio | list[RefAudio], ref_text: str | None | list[str | None] = None, *, trim: bool = True
     ) -> Voice:

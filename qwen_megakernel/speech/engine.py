@@ -27,7 +27,7 @@ from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
 from qwen_megakernel.engine.warm_up import first_words, sustained
-from qwen_megakernel.errors import BackendError, RequestError, TextError, TextTooLongError
+from qwen_megakernel.errors import BackendError, RequestError, TextError, TextTooLongError, memory_told
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder, Tokens
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import TextTokenizer
@@ -105,6 +105,7 @@ class TTSEngine(SpeechEngine):
         weakref.finalize(self, self._core.stop).atexit = False  # dropped without close(): the threads end too
 
     @classmethod
+    @memory_told()
     def load(cls, model: str | Path, options: EngineOptions | None = None, **changes: Unpack[EngineArguments]) -> Self:
         """Load a checkpoint and start the engine's threads.
 
@@ -210,6 +211,7 @@ class TTSEngine(SpeechEngine):
 
     # ------------------------------------------------------------ what callers use
 
+    @memory_told()
     def generate(self, text: str | SpokenText, **options: Unpack[RequestOptions]) -> Audio:
         """Speak `text` and return the whole utterance. Takes what `submit` takes; the joined chunks of
         `stream` are the same samples. With `retries`, what ends by "runaway" or "length" is said again."""
@@ -294,6 +296,7 @@ class TTSEngine(SpeechEngine):
         return self.begin(text, request, on_chunk, on_end)
 
     @torch.inference_mode()
+    @memory_told()
     def begin(
         self,
         text: str | SpokenText | None,
@@ -359,6 +362,7 @@ class TTSEngine(SpeechEngine):
         return self.parts(text, self.request(**options))
 
     @torch.inference_mode()
+    @memory_told()
     def prompt(self, text: str, **options: Unpack[RequestOptions]) -> Prompt:
         """The prompt that `text` would be spoken from, for comparisons; nothing is spoken. Takes what `submit` takes.
         Raises RequestError, EngineClosed: as `submit` would."""

@@ -101,8 +101,11 @@ class SavedVoices:
                 path = self._files.get(name, self._folder / f"{name}.safetensors")
                 part = path.with_name(f".{path.name}.part")  # not a voice's file name: a crash leaves no broken voice
                 with _told("kept"):
-                    voice.save(part)
-                    part.replace(path)
+                    try:
+                        voice.save(part)
+                        part.replace(path)
+                    finally:
+                        part.unlink(missing_ok=True)
                 self._files[name] = path
             self.by_name[name] = voice
 

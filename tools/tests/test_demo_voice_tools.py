@@ -43,13 +43,13 @@ def test_places_and_phonemes_follow_the_durations(numbers):
 
 
 def test_pitch_comes_to_the_same_phase_at_every_frame(fresh_seed):
-    """A voice of eight harmonics whose pitch wanders, with a pause. It fades within 8 ms: resampling a hard edge
-    overshoots by up to 12 % (Gibbs), however well the phase is kept."""
+    """A voice of eight harmonics whose pitch wanders, with a pause. It fades within 8 ms there and at both ends:
+    resampling a hard edge overshoots by up to 12 % (Gibbs), however well the phase is kept."""
     rng, n = np.random.default_rng(fresh_seed), 60 * pitch_phase.HOP
     hz = rng.uniform(100, 250) * (1 + 0.1 * np.interp(np.arange(n), np.linspace(0, n, 9), rng.uniform(-1, 1, 9)))
     turns = np.cumsum(hz) / pitch_phase.RATE
     frames = np.arange(n) / pitch_phase.HOP
-    loudness = np.interp(frames, [24.9, 25, 30, 30.1], [0.1, 0, 0, 0.1])
+    loudness = np.interp(frames, [0, 0.1, 24.9, 25, 30, 30.1, 59.9, 60], 0.1 * np.array([0, 1, 1, 0, 0, 1, 1, 0]))
     voice = loudness * sum(np.cos(2 * np.pi * k * turns) / k for k in range(1, 9))
     boundaries = [k for k in range(2, 59) if not 22 < k < 33]
 

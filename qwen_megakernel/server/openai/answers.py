@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,8 @@ from qwen_megakernel.speech.events import Ended, Sound, Words
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
 from spoken_text.finder import Conversation
+
+log = logging.getLogger(__name__)
 
 _RETRIES = 2  # of a whole answer, if the client is silent about it
 _PIECE = 64 << 10  # bytes of a whole file that are sent at once: each waits until the client takes it
@@ -180,8 +183,8 @@ class Speech:
                     yield _event({"type": "speech.audio.words"} | times)
             clipped = {"clipped": self.clipped} if self.clipped else {}
             yield _event({"type": "speech.audio.done", "usage": await self.usage()} | clipped)
-        except TTSError as error:
-            yield _event({"type": "error", "error": _noted(error_of(error, SPEECH)).body})
+        except Exception as error:
+            yield _event({"type": "error", "error": _noted(_failure(error, SPEECH)).body})
 
     async def close(self) -> None:
         """Cancel what is still being spoken."""
@@ -193,6 +196,13 @@ def _noted(error: ApiError) -> ApiError:
     if record := CURRENT.get():
         record.error = error
     return error
+
+
+def _failure(error: Exception, path: str) -> ApiError:
+    """What the client is told. The log has the traceback of an error that nobody foresaw."""
+    if not isinstance(error, TTSError | Refused):
+        log.exception("an answer failed")
+    return error_of(error, path)
 
 
 def _event(data: dict[str, Any]) -> bytes:
@@ -304,8 +314,8 @@ async def batch_json(
                 told |= {"attempts": speech.attempts} if options.get("retries") or speech.attempts > 1 else {}
                 told |= {"clipped": speech.clipped} if speech.clipped else {}
                 return told | {"usage": await speech.usage()}, audio
-            except TTSError as error:
-                return {"index": index, "object": "error", "error": error_of(error, BATCH).body}, None
+            except Exception as error:
+                return {"index": index, "object": "error", "error": _failure(error, BATCH).body}, None
 
     tasks = [asyncio.create_task(say(index, item)) for index, item in enumerate(items)]
     try:

@@ -10,7 +10,7 @@ from wyoming.event import Event
 from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
 
 from qwen_megakernel import __version__
-from qwen_megakernel.errors import BackendError
+from qwen_megakernel.errors import BackendError, TTSError
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.logs import flush
 from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_within
@@ -33,7 +33,7 @@ class WyomingServer:
         self.info: Event | None = None
         self._stopping = asyncio.Event()
         self._at_once = asyncio.Event()
-        self._connections: dict[asyncio.Task[None], Connection] = {}  # the oldest first
+        self._connections: dict[asyncio.Task[None], Connection] = {}
 
     def stop(self, *, drain: bool) -> None:
         """End `run`. `drain`: first let running utterances end. A second call never waits for them."""
@@ -69,7 +69,10 @@ class WyomingServer:
     async def _serve(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
         try:
-            server = await asyncio.start_server(self._accept, sock=listener, limit=self.service.limits.max_body)
+            limits = self.service.limits
+            # asyncio accepts up to `backlog` callers at once, before it tells of the first: each is an open file.
+            most, backlog = limits.max_body, limits.spare_connections
+            server = await asyncio.start_server(self._accept, sock=listener, limit=most, backlog=backlog)
         except OSError as error:
             raise BackendError(f"cannot listen on {host}:{port}: {error}; choose another --port") from None
         log.info("listening on %s:%d", host, port)
@@ -85,9 +88,10 @@ class WyomingServer:
         connection = Connection(self.service, self.info, reader, writer)
         most = self.service.limits.connections
         if len(self._connections) >= most:  # nobody may take all places by saying nothing
-            if oldest := next((task for task, other in self._connections.items() if other.rests), None):
-                del self._connections[oldest]
-                oldest.cancel()
+            resting = [task for task, other in self._connections.items() if other.rests]
+            if longest := min(resting, key=lambda task: self._connections[task].rests_since, default=None):
+                del self._connections[longest]
+                longest.cancel()
         if len(self._connections) < most:
             job = connection.run()
         else:
@@ -155,7 +159,14 @@ def serve(service: EngineService, listener: socket.socket) -> int:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except TTSError:
+        raise
+    except Exception as error:  # such as asyncio's own: it starts a thread to end others
+        if not told:
+            raise
+        log.error("the server did not end in order: %r", error)
     flush()
     if service.gone.is_set():
         return ENGINE_GONE

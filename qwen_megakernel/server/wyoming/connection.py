@@ -34,7 +34,11 @@ _LINGER_S = 2.0  # time for a client to read why its connection ends
 class Connection:
     """One client. One task reads its events; another speaks the requests one by one.
 
-    An error ends the connection, because Home Assistant would go on waiting for audio."""
+    An error ends the connection, because Home Assistant would go on waiting for audio.
+
+    Attributes:
+        rests_since: when it last began to rest, by the event loop's clock.
+    """
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class Connection:
         self._complete = False  # a stream's synthesize-stop was taken
         self._streamed = 0  # a stream's characters so far
         self._samples = 0  # sent for this request
+        self.rests_since = asyncio.get_running_loop().time()
 
     @property
     def rests(self) -> bool:
@@ -75,7 +80,7 @@ class Connection:
         try:
             with serving(self._record):
                 await first_of(self._receive(), self._speak_all())
-        except OSError:  # the client is gone
+        except ConnectionError:  # the client is gone
             pass
         except Exception as failure:
             error = ApiError.of(failure)
@@ -116,12 +121,12 @@ class Connection:
     async def _send(self, event: Event) -> None:
         """
         Raises:
-            OSError: the client is gone, or does not read.
+            ConnectionError: the client is gone, or does not read.
         """
         try:
             async with asyncio.timeout(self._limits.idle_s):
                 await async_write_event(event, self._writer)
-        except TimeoutError:
+        except OSError:  # TimeoutError is one
             raise ConnectionAbortedError from None
 
     # ------------------------------------------------------------ from the client
@@ -137,6 +142,7 @@ class Connection:
                 raise
             if event is None:
                 return
+            self.rests_since = asyncio.get_running_loop().time()
             await self._handle(event)
             await asyncio.sleep(0)  # a flood of events must not keep other tasks waiting
 
@@ -186,6 +192,7 @@ class Connection:
                     self._told_failure = failure
                     raise
             self._speaking = False
+            self.rests_since = asyncio.get_running_loop().time()
             self._service.unsent_sockets.discard(self)
 
     async def _speak_in_time(self, asked: Request) -> None:
