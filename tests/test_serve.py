@@ -451,10 +451,10 @@ def load():
     engine = probed("demo", max_streams=2, max_positions=512)
     if sys.argv[2] == "dies":
         begin = engine.begin
-        def broken(text, *args):
+        def broken(text, *args, **kwargs):
             if str(text) == "die":
                 kill(engine)
-            return begin(text, *args)
+            return begin(text, *args, **kwargs)
         engine.begin = broken
     return engine
 

@@ -89,8 +89,10 @@ class LogQueue(logging.handlers.QueueHandler):
             self.dropped += 1
 
     def close(self) -> None:
+        """Whoever made it calls it, and Python at its exit may too."""
         super().close()
-        self._writer.stop()
+        if self._writer._thread:  # before Python 3.12 a second `stop` fails
+            self._writer.stop()
 
     def flush(self) -> None:
         """Wait a moment until all lines are written."""
