@@ -63,7 +63,7 @@ test-attacks: $(VENV)/.installed ## Test | raw sockets attack a server while som
 	$(BIN)/python -m pytest -m attacks
 
 test-faults: $(VENV)/.installed ## Test | processes that stop, are killed or lack files, before a release, minutes
-	$(BIN)/python -m pytest -m faults tests/test_world.py
+	$(BIN)/python -m pytest -m faults
 
 # The image for the CPU, built and run; first what the tools of containers say of its files. image/tests/test_container.py tells
 # what ENGINE and IMAGE_BUILD mean.
@@ -94,8 +94,8 @@ figures: $(VENV)/.installed ## Measure | write the tables and charts of README a
 
 peers: $(PEERS)/.installed ## Measure | install what measure_peers.py compares with; that speaks on a CUDA GPU only
 
-kernels: $(VENV)/.installed ## Kernel | compile for every card with nvcc, without a GPU; SKIP: targets to leave out
-	$(BIN)/python tools/compile_kernels.py $(if $(SKIP),--skip $(SKIP))
+kernels: $(VENV)/.installed ## Kernel | compile for every card with nvcc, without a GPU; SKIP, SYNTAX: targets to leave out, to check only
+	$(BIN)/python tools/compile_kernels.py $(if $(SKIP),--skip $(SKIP)) $(if $(SYNTAX),--syntax $(SYNTAX))
 
 emulate: $(VENV)/.installed ## Kernel | every card's path of the kernel on a Hopper GPU: are its codes the same?
 	$(BIN)/python benchmarks/emulate.py
@@ -196,8 +196,6 @@ $(VENV)/.installed-bot: pyproject.toml $(PACKAGES) constraints.txt constraints-c
 
 $(VENV)/.installed: pyproject.toml $(PACKAGES) constraints.txt constraints-cpu.txt | $(VENV)/bin/python
 	$(PINNED) $(BIN)/python $(INSTALL) -e packages/spoken-text -e ".[dev]" -e "packages/audiobook[pdf,docx]"
-	@# Tests start many processes. Some package holds a file for a newer Python, which does not compile.
-	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $@ $(VENV)/.installed-demo $(VENV)/.installed-bot
 
 $(VENV)/.installed-ray: $(VENV)/.installed

@@ -612,15 +612,18 @@ def test_make_kernels_without_nvcc_says_so(tmp_path, monkeypatch):
 
 def test_targets_can_be_left_out(monkeypatch, capsys):
     kept = ["sm_80x64", "sm_90ax128"]
-    compiled = []
+    compiled, checked = [], []
     fits = dict.fromkeys(MODELS, Compiled(96, 0, 0, 0))
     launch = dict.fromkeys(MODELS, Launch(544, 80 * 1024, 32768))
     monkeypatch.setattr(kernels, "find_nvcc", lambda: "nvcc")
     monkeypatch.setattr(kernels, "compile_frame", lambda _nvcc, target, wide: (4 + 4 * wide, fits, launch))
     monkeypatch.setattr(kernels, "compile_batch", lambda _nvcc, _target: None)
     monkeypatch.setattr(kernels, "compile_other", lambda _nvcc, arch, name: compiled.append((arch, name)))
+    monkeypatch.setattr(kernels, "check_syntax", lambda _nvcc, target, name: checked.append((target.name, name)))
     monkeypatch.setattr(kernels, "check_bindings", lambda _nvcc: None)
-    assert kernels.main(["--skip", *(TARGETS.keys() - set(kept))]) == 0
+    looked_at = {"sm_120ax64"}
+    assert kernels.main(["--syntax", *looked_at, "--skip", *(TARGETS.keys() - set(kept) - looked_at)]) == 0
+    assert checked == [("sm_120ax64", name) for name in ("frame/footprint.cu", *kernels.OTHER_KERNELS)]
     rows = capsys.readouterr().out.splitlines()[1:]
     assert list(dict.fromkeys(row.split()[0] for row in rows)) == kept
     assert sorted(compiled) == sorted((arch, name) for arch in ("80", "90a") for name in kernels.OTHER_KERNELS)

@@ -385,7 +385,7 @@ def processes(tmp_path, request):
     server.process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_killed_front_is_replaced_and_sigterm_lets_speech_end(processes):
     alone = post(processes.url + SPEECH, json={"model": "demo", "input": TEXT, "response_format": "pcm", "seed": 5})
     before = processes.fronts()
@@ -424,7 +424,7 @@ def test_ctrl_c_is_told_once_to_each_front(processes):
     assert "Traceback" not in processes.log.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize("processes", [1], indirect=True)
 def test_fronts_end_with_their_engine(processes):
     fronts = processes.fronts()

@@ -279,7 +279,7 @@ def test_a_read_along_book_has_each_sentence_with_its_time(monkeypatch, capsys):
         assert speak(monkeypatch, *args, *wrong)[0] == 1 and told in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_killed_process_goes_on_and_leaves_nothing_else(cache):
     command = [sys.executable, "-m", "qwen_audiobook", "--file", "book.md", "--device", "cpu", "--threads", "1"]
     command += ["--seed", "4", "--loudness", "-19", "-o"]
