@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from qwen_megakernel.choices import TOKEN
 from qwen_megakernel.errors import BackendError
+from qwen_megakernel.server.keys import read_toml
 from qwen_megakernel.server.options import rows_of
 
 PREFIX = TOKEN.removesuffix("TOKEN")
@@ -45,13 +45,7 @@ def from_file(path: Path, actions: Mapping[str, argparse.Action]) -> Layer:
     """The options of a TOML file. Raises BackendError: it cannot be read, or has an unknown key or a value of a wrong
     kind."""
     where = f"--config {path}"
-    try:
-        told = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise BackendError(f"{where} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BackendError(f"{where} is not TOML: {error}") from None
-    told = {name.replace("-", "_"): value for name, value in told.items()}
+    told = {name.replace("-", "_"): value for name, value in read_toml("--config", path).items()}
     layer: Layer = [], {}
     for name, value in told.items():
         if name not in actions:

@@ -31,7 +31,7 @@ from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.origins import Origins
 from qwen_megakernel.server.page import DOCS, add_docs, add_page
 from qwen_megakernel.server.page import PATH as PAGE
-from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_within
+from qwen_megakernel.server.process import END_S, ENGINE_GONE, drop_stalled, exit_within
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket.api import Socket
 from qwen_megakernel.server.socket_line import MAX_RECORDING, SocketLine
@@ -42,7 +42,6 @@ from qwen_megakernel.speech.engine import TTSEngine
 log = logging.getLogger(__name__)
 
 _FEW_LINES = FewLines()
-_END_S = 15.0  # at most, once the engine is gone
 _LINGER_S = 2.0  # after the drain, until connections are dropped
 
 
@@ -212,7 +211,7 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._service.gone.is_set():
             if not self.should_exit:
-                exit_within(_END_S)
+                exit_within(END_S)
             self.should_exit = True
         return await super().on_tick(counter)
 

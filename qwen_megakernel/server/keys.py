@@ -66,6 +66,16 @@ class Keys:
         self._by_digest = by_digest | self._token
 
 
+def read_toml(option: str, path: Path) -> dict[str, Any]:
+    """Read the file that this option names. Raises BackendError: it cannot be read, or is no TOML."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise BackendError(f"{option} {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BackendError(f"{option} {path} is not TOML: {error}") from None
+
+
 def read_keys(path: Path) -> dict[str, Key]:
     """The keys of a TOML file by their digests. For each key it has a table `[keys.NAME]`:
 
@@ -76,12 +86,7 @@ def read_keys(path: Path) -> dict[str, Key]:
     Raises:
         BackendError: it cannot be read, or is wrong.
     """
-    try:
-        told = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise BackendError(f"--keys-file {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BackendError(f"--keys-file {path} is not TOML: {error}") from None
+    told = read_toml("--keys-file", path)
     tables = told.pop("keys", {})
     if told or not isinstance(tables, dict) or not 0 < len(tables) <= _MOST_KEYS:
         words = f"1 to {_MOST_KEYS} tables [keys.NAME] and nothing else"

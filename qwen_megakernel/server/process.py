@@ -93,6 +93,9 @@ def drop_stalled(listener: socket.socket, seconds: float) -> None:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
 
 
+END_S = 15.0  # at most, once the engine is gone
+
+
 def exit_within(seconds: float) -> None:
     """End the process with `ENGINE_GONE` after this time at the latest. Its shutdown might wait for a device that
     does not answer."""

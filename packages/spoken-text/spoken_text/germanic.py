@@ -35,6 +35,16 @@ class Germanic(Spoken):
         written = rf"(?<![\w.,-])(\d{{1,6}}|\d{{1,3}}(?:{mark}\d{{3}})+){point}({ends_of(names)})(?!\w)"
         rule(self.decimal, written, lambda f: self.money(f"{f[1].replace(self.groups[0], '')}.{f[2]}", names[f[3]]))
 
+    def fixed_pairs(self, rule: Rules) -> None:
+        """50/50, 24/7, 9/11"""
+        equal = r"(?<![\w.,/])(50/50|24/7|9/11)(?![\w/]|[.,]\d)"
+        rule("/", equal, lambda f: " ".join(map(self.cardinal, f[1].split("/"))))
+
+    def pressures(self, name: str, rule: Rules) -> None:
+        """120/80 mmHg. `name`: what stands before it otherwise."""
+        pressure = r"(?<![\w.,/:–-])(\d{2,3})/(\d{2,3})(?![\w/]|[.,]\d)"
+        rule("/", pressure, lambda f: self.ratio(f) if f.before == name or f.after == "mmHg" else None)
+
     def seasons(self, rule: Rules) -> None:
         """2023/24, 2023/2024."""
 

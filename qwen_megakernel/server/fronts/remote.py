@@ -99,13 +99,13 @@ class Link(asyncio.Protocol):
         except TimeoutError:
             raise EngineDied(f"the engine's process did not answer within {_PATIENCE_S:g} s") from None
 
-    async def told(self, kind: Kind, told: list[Any]) -> Any:
-        """Make a call from the event loop. Returns what it tells. Raises TTSError: as `call`."""
+    async def answer(self, kind: Kind, told: Any) -> tuple[dict[str, Any], bytes]:
+        """Make a call from the event loop. Raises TTSError: as `call`."""
         number = self.number()
         answer = self.asked(number, wire.frame(kind, number, told))
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                return (await asyncio.wrap_future(answer))[0]["told"]
+                return await asyncio.wrap_future(answer)
         except TimeoutError:
             raise EngineDied(f"the engine's process did not answer within {_PATIENCE_S:g} s") from None
 
@@ -254,15 +254,21 @@ class RemoteUtterance:
 
 
 class RemoteSeat:
-    """A seat in the engine's process. See `Seat`."""
+    """A seat in the engine's process. See `Seat`.
+
+    Attributes:
+        known: that process has it.
+    """
 
     def __init__(self, link: Link):
         self._link, self.number = link, link.number()
-        self.left = False
+        self.left = self.known = False
 
     def leave(self) -> None:
         self.left = True
-        self._link.post(wire.frame(Kind.LEAVE, self.number))
+        if self.known:
+            self.known = False
+            self._link.post(wire.frame(Kind.LEAVE, self.number))
 
 
 class RemoteEngine(SpeechEngine):
@@ -294,9 +300,13 @@ class RemoteEngine(SpeechEngine):
         assert not isinstance(text, str), "a session begins with text that is ready to be spoken"
         utterance = RemoteUtterance(self._link, self, on_chunk, on_end)
         kept = cast(RemoteSeat | None, seat)
-        utterance.begin(text, request, kept.number if kept else 0)
-        if kept and kept.left:  # maybe before it had begun
-            kept.leave()
+        try:
+            utterance.begin(text, request, kept.number if kept else 0)
+        finally:
+            if kept:
+                kept.known = True
+                if kept.left:  # maybe before it had begun
+                    kept.leave()
         return utterance
 
     def seat(self) -> "RemoteSeat":
@@ -333,10 +343,7 @@ class RemoteMetrics:
 
     async def told(self, accept: str) -> tuple[bytes, str]:
         """Raises EngineDied."""
-        number = self._link.number()
-        answer = self._link.asked(number, wire.frame(Kind.METRICS, number, accept))
-        async with asyncio.timeout(_PATIENCE_S):
-            told, text = await asyncio.wrap_future(answer)
+        told, text = await self._link.answer(Kind.METRICS, accept)
         return text, told["media"]
 
 
@@ -348,10 +355,14 @@ class RemoteQuotas(Quotas):
         self._link = link
 
     async def _take_stream(self, name: str, most: int) -> bool:
-        return bool(await self._link.told(Kind.TAKE, ["streams", name, most]))
+        return bool(await self._take("streams", name, most))
 
     def _give_stream(self, name: str) -> None:
         self._link.post(wire.frame(Kind.GIVE, told=name))
 
     async def _take_characters(self, name: str, count: int, per_minute: int) -> float:
-        return float(await self._link.told(Kind.TAKE, ["characters", name, count, per_minute]))
+        return float(await self._take("characters", name, count, per_minute))
+
+    async def _take(self, *told: str | int) -> float:
+        answer, _ = await self._link.answer(Kind.TAKE, told)
+        return answer["told"]

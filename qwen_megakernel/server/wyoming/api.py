@@ -13,7 +13,7 @@ from qwen_megakernel import __version__
 from qwen_megakernel.errors import BackendError, TTSError
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.logs import flush
-from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_within
+from qwen_megakernel.server.process import END_S, ENGINE_GONE, drop_stalled, exit_within
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.tasks import cancelled, first_of
 from qwen_megakernel.server.wyoming.connection import Connection
@@ -21,8 +21,6 @@ from qwen_megakernel.speech.saved_voices import DEFAULT_VOICE
 from spoken_text.languages import codes_of
 
 log = logging.getLogger(__name__)
-
-_END_S = 15.0  # at most, once the engine is gone
 
 
 class WyomingServer:
@@ -147,7 +145,7 @@ def serve(service: EngineService, listener: socket.socket) -> int:
 
         async def end_if_gone() -> None:
             await service.gone.wait()
-            exit_within(_END_S)
+            exit_within(END_S)
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)

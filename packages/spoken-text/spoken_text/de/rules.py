@@ -81,8 +81,7 @@ class Language(Germanic):
         self._abbreviations(rule)
         self._joined(rule)
         self.coins(r",(\d\d) ", rule)
-        equal = r"(?<![\w.,/])(50/50|24/7|9/11)(?![\w/]|[.,]\d)"
-        rule("/", equal, lambda f: " ".join(map(self.cardinal, f[1].split("/"))))
+        self.fixed_pairs(rule)
         self.seasons(rule)
         rule("", r"^(?:D-)?(\d{4,5})(?![\w-]|[.,]\d)", self._post_code)
         rule(".,", r"(?<=\d)[,.][-–—]{1,2}(?= ?€| EUR| Euro|$|[.,;)])", lambda f: "")
@@ -95,8 +94,7 @@ class Language(Germanic):
         self.rates(rule)
         self.issues(rule)
 
-        pressure = r"(?<![\w.,/:–-])(\d{2,3})/(\d{2,3})(?![\w/]|[.,]\d)"
-        rule("/", pressure, lambda f: self.ratio(f) if f.before == "blutdruck" or f.after == "mmHg" else None)
+        self.pressures("blutdruck", rule)
         beats = {"4": "Vierteltakt", "8": "Achteltakt"}
         rule("/", r"(?<![\w.,/])(\d\d?)/([48])-?[Tt]akt", lambda f: f"{self.cardinal(f[1])} {beats[f[2]]}")
         self._compounds(rule)

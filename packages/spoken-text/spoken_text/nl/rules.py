@@ -70,8 +70,7 @@ class Language(Germanic):
         rule("-", rf"(?<![\w.,])(\d{{1,4}})-?((?:{self.any_of('joined_ends')})\w*)", self._joined)
         rule("x", r"(?<![\w.,-])(\d{1,3})x(?![\w/*+=-]| [-+=*/])", lambda f: f"{self.cardinal(f[1])} keer")
         self.coins(r",(\d\d) ", rule)
-        equal = r"(?<![\w.,/])(50/50|24/7|9/11)(?![\w/]|[.,]\d)"
-        rule("/", equal, lambda f: " ".join(map(self.cardinal, f[1].split("/"))))
+        self.fixed_pairs(rule)
         self.seasons(rule)
         rule(" ", r"^([1-9]\d{3}) ([A-Z])([A-Z])(?!\w)", self._post_code)
         rule(".,", r"(?<=\d)[,.][-–—]{1,2}(?= ?€| EUR| euro|$|[.,;)])", lambda f: "")
@@ -79,8 +78,7 @@ class Language(Germanic):
         rule("/(", rf"(?<![\w.,:/-])(?:{phone})(?!\w|[.,]\d)", self.dialled)
         self.rates(rule)
         self.issues(rule)
-        pressure = r"(?<![\w.,/:–-])(\d{2,3})/(\d{2,3})(?![\w/]|[.,]\d)"
-        rule("/", pressure, lambda f: self.ratio(f) if f.before == "bloeddruk" or f.after == "mmHg" else None)
+        self.pressures("bloeddruk", rule)
         self.signs(rule)
 
     def _century(self, found: Found) -> str | None:
