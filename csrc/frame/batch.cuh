@@ -4,10 +4,10 @@
 // column's sums are added in the same order too: K in 16 shares, a share in its chains, then the shares in pairs. So a
 // column has the same bits in both.
 //
-// A warp keeps 16 rows of weights in registers, and four of them multiply 32 columns after the other by theirs. The
-// blocks of a cluster have the same rows and different shares of K. So each reads a part of the weights and a part of
-// the columns' values, and few bytes come from L2. Each block sends its sums of a tile of 8 columns to the one block
-// that adds them up.
+// A warp keeps 16 rows of weights in registers, and four of them multiply some columns after the other by theirs.
+// Groups of four or eight warps have the same rows and different shares of K; so have the blocks of a cluster. Within a
+// block sums go through shared memory. Between blocks they are slower, so as few as possible do: each block sends its
+// sums of some tiles of 8 columns to the one block that adds them up.
 #pragma once
 #include "draw.cuh"
 
@@ -87,9 +87,17 @@ __device__ __forceinline__ float inverse_rms_of(const float* squares, int column
   return rsqrtf(sum_of_pairs(y) * (1.f / K) + 1e-6f);
 }
 
-// d = A * B, or d += it: 64 rows by 32 columns, a step of K. A warp has 16 rows, as in mma's A operand; of 8 columns
-// each lane gets what mma gives it. The bits are mma's: 200 million sums of 1 to 8 steps were equal.
-__device__ __forceinline__ void wgmma_64x32x16(float4 (&d)[4], const uint4& a, uint64_t b, bool add) {
+// d = A * B, or d += it: 64 rows by 16 or 32 columns, a step of K. A warp has 16 rows, as in mma's A operand; of 8
+// columns each lane gets what mma gives it. The bits are mma's: 200 million sums of 1 to 8 steps were equal.
+__device__ __forceinline__ void wgmma_step(float4 (&d)[2], const uint4& a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %13, 0;\n"
+      " wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, "
+      "%12, p, 1, 1, 0;\n}"
+      : "+f"(d[0].x), "+f"(d[0].y), "+f"(d[0].z), "+f"(d[0].w), "+f"(d[1].x), "+f"(d[1].y), "+f"(d[1].z), "+f"(d[1].w)
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)));
+}
+__device__ __forceinline__ void wgmma_step(float4 (&d)[4], const uint4& a, uint64_t b, bool add) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %21, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
@@ -99,31 +107,46 @@ __device__ __forceinline__ void wgmma_64x32x16(float4 (&d)[4], const uint4& a, u
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)));
 }
 
-// A matrix of which a block of the persistent kernel has `Rows` rows. A block here has RowTiles tiles of 16 rows, and
-// kGroups warps for each, which share the block's part of K.
-template <int Rows, int K, bool Fp8, int RowTiles>
-struct Product {
+constexpr int power_of_2_below(int n) { return n < 2 ? 1 : 2 * power_of_2_below(n / 2); }
+
+// How a product is cut: a block has RowTiles tiles of 16 rows, and Groups warps for each, which share the block's part
+// of K. So many Blocks of a cluster share K. Wide: columns of a wgmma. Resident: blocks that a multiprocessor holds.
+template <int RowTiles, int Groups, int Blocks, int Wide, int Resident = 1>
+struct Shape {
+  static constexpr int kRowTiles = RowTiles, kGroups = Groups, kSplit = Blocks, kWide = Wide, kResident = Resident;
+};
+
+// A matrix of which a block of the persistent kernel has `Rows` rows.
+template <int Rows, int K, bool Fp8, class Cut>
+struct Product : Cut {
   using M = Matvec<Rows, K, Fp8>;
   using V = VectorLayout<K>;
-  static constexpr int kOf = kSteps<K>, kInner = K, kRowTiles = RowTiles, kTileRows = RowTiles * 16;
-  // Sums that blocks send each other take longer than the products. So a block has as much of K as registers hold.
-  static constexpr int kGroups = K <= 1024 ? 2 : 1, kSplit = K <= 1024 ? 2 : 8;  // the latter: blocks of a cluster
-  static constexpr int kThreads = RowTiles * kGroups * 32;
+  using Cut::kGroups, Cut::kRowTiles, Cut::kSplit, Cut::kWide;
+  static constexpr int kOf = kSteps<K>, kInner = K, kTileRows = kRowTiles * 16, kThreads = kRowTiles * kGroups * 32;
   static constexpr int kShares = kWarps / kSplit, kGroupShares = kShares / kGroups;  // of a block, of a warp
-  static constexpr int kAtOnce = min_of(kGroupShares, 24 / kOf);  // shares whose weights registers hold
-  static constexpr int kRounds = kGroupShares / kAtOnce;
-  static constexpr int kChunk = 64, kTiles = kChunk / kTileColumns;  // columns that a cluster multiplies at once
-  static constexpr int kOwnTiles = kTiles / kSplit;                  // of them, that a block finishes
+  // Shares whose weights registers hold. Where they hold fewer than a warp has, those are fetched for each wgmma's
+  // columns.
+  static constexpr int kFragments = kThreads * Cut::kResident > 256 ? 16 : 32,
+                       kAtOnce = power_of_2_below(min_of(kGroupShares, kFragments / kOf)),
+                       kRounds = kGroupShares / kAtOnce;
+  // Shares whose sums registers hold beside them.
+  static constexpr int kInFlight = min_of(kAtOnce, power_of_2_below(32 / (M::kChains * kWide)));
+  static constexpr int kChunk = max_of(kWide, kTileColumns* kSplit);  // columns that a cluster finishes at once
+  static constexpr int kTiles = kChunk / kTileColumns, kOwn = kChunk / kSplit;  // the latter: columns, of a block
+  static constexpr int kItems = kTileRows / 4;   // of a column, for threads that finish it
   static constexpr int kStride = kTileRows + 4;  // of a column's sums: no two lanes of a store meet in a bank
-  // Shared memory: a chunk's input, what the cluster's blocks sent (twice), what the groups hand each other (twice),
-  // this block's sums and the columns' 1 / rms.
-  static constexpr int kShareInput = kTiles * V::kTileBytes, kTileSums = RowTiles * 512,
-                       kSentBytes = kTiles * kTileSums;
-  static constexpr int kSent = kShares * kShareInput, kHanded = kSent + 2 * kSentBytes,
-                       kSums = kHanded + (kGroups - 1) * 2 * 4 * kTileSums,
-                       kInverse = kSums + kOwnTiles * kTileColumns * kStride * 4,
-                       kBarriers = kInverse + kOwnTiles * kTileColumns * 4, kBytes = kBarriers + 3 * 8;
-  static_assert(RowTiles % 4 == 0 && kOf <= 24 && kRounds <= 2 && kBytes <= kSharedBytes);
+  // Shared memory: what the groups add up (twice), what other blocks sent (twice), the columns' 1 / rms, barriers, and
+  // the input of so many chunks as there is room for.
+  static constexpr int kShareInput = kTiles * V::kTileBytes, kInputBytes = kShares * kShareInput,
+                       kGroupSums = kChunk * kStride, kSumBytes = kGroups * kGroupSums * 4,
+                       kSentFrom = kOwn * kTileRows, kSentBytes = (kSplit - 1) * kSentFrom * 4;
+  static constexpr int kMostInputs = 4, kSent = 2 * kSumBytes, kInverse = kSent + 2 * kSentBytes,
+                       kBarriers = kInverse + kBatchColumns * 4,
+                       kInput = round_up(kBarriers + (kMostInputs + 2) * 8, 128);
+  static constexpr int kInputs =
+      max_of(1, min_of(kMostInputs, ((kSharedBytes - 1024) / Cut::kResident - kInput) / kInputBytes));
+  static constexpr int kBytes = kInput + kInputs * kInputBytes;
+  static_assert(kRowTiles % 4 == 0 && kShares % kGroups == 0 && kOf <= 24 && kBytes <= kSharedBytes / Cut::kResident);
 
   // 16 bytes a lane of a ribbon's unit.
   static __device__ __forceinline__ uint4 unit(const uint8_t* from, int u) {
@@ -158,41 +181,68 @@ struct Product {
       }
     }
   }
-  // A round's sums of 32 columns: of each of 4 tiles what mma gives this lane. input: shared address of their first
-  // share.
-  static __device__ __forceinline__ void multiply(const uint4 (&weights)[kAtOnce][kOf], uint32_t input,
-                                                  float4 (&sum)[4]) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)  // wgmma
-    // No swizzle; of a step the halves lie 128 bytes apart, the tiles of columns kTileBytes.
-    const uint64_t from = (input & 0x3ffff) >> 4 | 128ull / 16 << 16 | static_cast<uint64_t>(V::kTileBytes / 16) << 32;
-    float4 late[4];
+
+  // Sums of kWide columns: of each of their tiles what mma gives this lane.
+  struct Sums {
+    float4 tile[kWide / kTileColumns];
+
+    __device__ __forceinline__ Sums plus(const Sums& other) const {
+      Sums sum;
 #pragma unroll
-    for (int s = 0; s < kAtOnce; s++) {
-      float4 acc[M::kChains][4];
+      for (int t = 0; t < kWide / kTileColumns; t++) sum.tile[t] = qmk::plus(tile[t], other.tile[t]);
+      return sum;
+    }
+  };
+  // Of `Count` of this warp's shares of K, added in pairs. input: shared address of the first one's. fetch(round): the
+  // weights of kAtOnce shares. others: for the sums of all chains but the first, whose registers are each share's own.
+  // Not so, ptxas (13.0) took the sums of all shares for the last one's.
+  using Chains = float4[kInFlight][M::kChains][kWide / kTileColumns];
+  template <int First, int Count, class Fetch>
+  static __device__ __forceinline__ Sums multiply(Chains& others, const uint4 (&weights)[kAtOnce][kOf], uint32_t input,
+                                                  Fetch fetch) {
+    if constexpr (Count > kInFlight) {
+      const Sums sum = multiply<First, Count / 2>(others, weights, input, fetch);
+      return sum.plus(multiply<First + Count / 2, Count / 2>(others, weights, input, fetch));
+    } else {
+      if constexpr (First % kAtOnce == 0) fetch(First / kAtOnce);
+      Sums sum[Count];
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)  // wgmma
+      // No swizzle; of a step the halves lie 128 bytes apart, the tiles of columns kTileBytes.
+      const uint64_t from = ((input + First * kShareInput) & 0x3ffff) >> 4 | 128ull / 16 << 16 |
+                            static_cast<uint64_t>(V::kTileBytes / 16) << 32;
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
       for (int i = 0; i < kOf; i++)
-        wgmma_64x32x16(acc[i % M::kChains], weights[s][i], from + (s * kShareInput + i * kStepBytes) / 16,
-                       i >= M::kChains);
+#pragma unroll
+        for (int s = 0; s < Count; s++)
+          wgmma_step(i % M::kChains ? others[s][i % M::kChains] : sum[s].tile, weights[First % kAtOnce + s][i],
+                     from + (s * kShareInput + i * kStepBytes) / 16, i >= M::kChains);
       asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
-      for (int t = 0; t < 4; t++) {
+      for (int s = 0; s < Count; s++)
 #pragma unroll
-        for (int c = 1; c < M::kChains; c++) acc[0][t] = plus(acc[0][t], acc[c][t]);
-        // In pairs: shares 0 and 1, 2 and 3, both.
-        if (s == 0) sum[t] = acc[0][t];
-        if (s == 1) sum[t] = plus(sum[t], acc[0][t]);
-        if (s == 2) late[t] = acc[0][t];
-        if (s == 3) sum[t] = plus(sum[t], plus(late[t], acc[0][t]));
-      }
-    }
+        for (int t = 0; t < kWide / kTileColumns; t++)
+#pragma unroll
+          for (int c = 1; c < M::kChains; c++) sum[s].tile[t] = qmk::plus(sum[s].tile[t], others[s][c][t]);
 #endif
+#pragma unroll
+      for (int level = 1; level < Count; level *= 2)
+#pragma unroll
+        for (int s = 0; s < Count; s += 2 * level) sum[s] = sum[s].plus(sum[s + level]);
+      return sum[0];
+    }
   }
 };
 
+// Where a matrix lies in the ribbons: from where it begins in block 0's.
+struct MatrixPlace {
+  const uint8_t* matrix;
+  size_t block_bytes;  // from a block's ribbon to the next one's
+  int bytes;           // of the matrix in a ribbon
+  int ribbons;         // whose bytes L2 gets before
+};
 struct ProductArgs {
-  const uint8_t* matrix;  // of block 0's ribbon
-  size_t block_bytes;     // from a block's ribbon to the next one's
+  MatrixPlace place, next;  // next: of the product behind this one
   const uint8_t* vector;
   const float* squares;  // of the vector, where Finish wants 1 / rms
   const int* columns;    // of this launch
@@ -208,7 +258,9 @@ __device__ __forceinline__ void wait_for_copy(uint32_t bar, uint32_t parity) {
     if (polls == 1 << 20) __trap();
 }
 // Relaxed: with a release, each arrival would wait until all that the thread has stored is in L2.
-__device__ __forceinline__ void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;"); }
+__device__ __forceinline__ void arrive_at_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void wait_for_cluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -225,120 +277,138 @@ __device__ __forceinline__ void send(uint32_t to, float4 v, uint32_t bar) {
                : "memory");
 }
 
-// Multiply the columns by the matrix. finish(sums, column, row, inverse): of 4 rows from `row` on; a warp's lanes have
-// neighbouring ones. Cluster: kSplit blocks of neighbouring x.
+// Multiply the columns by the matrix. finish(sums, column, row, inverse, given): of 4 rows from `row` on; a warp's
+// lanes have neighbouring ones. given(column, row): what it needs of memory. Cluster: kSplit blocks of neighbouring x.
 template <class Q, class Finish>
-__global__ void __launch_bounds__(Q::kThreads)
+__global__ void __launch_bounds__(Q::kThreads, Q::kResident)
     product_kernel(const __grid_constant__ ProductArgs a, const __grid_constant__ Finish finish) {
-  constexpr int K = Q::kInner, kRowTiles = Q::kRowTiles;
+  cudaTriggerProgrammaticLaunchCompletion();  // the next kernel may fetch its weights
+  constexpr int K = Q::kInner, kSplit = Q::kSplit;
+  constexpr bool kCluster = kSplit > 1;
   using V = VectorLayout<K>;
   extern __shared__ __align__(128) uint8_t memory[];
-  float *const sums = reinterpret_cast<float*>(memory + Q::kSums), *const inverse =
-                                                                       reinterpret_cast<float*>(memory + Q::kInverse);
-  const uint32_t input = shared_address(memory), bars = input + Q::kBarriers;
-  const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, rank = blockIdx.x % Q::kSplit,
-            tile = blockIdx.x / Q::kSplit, first_share = rank * Q::kShares, row_tile = warp % kRowTiles,
-            group = warp / kRowTiles, group_share = group * Q::kGroupShares;
+  float* const inverse = reinterpret_cast<float*>(memory + Q::kInverse);
+  const uint32_t shared = shared_address(memory), input = shared + Q::kInput, bars = shared + Q::kBarriers;
+  const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, rank = blockIdx.x % kSplit, tile = blockIdx.x / kSplit,
+            first_share = rank * Q::kShares, row_tile = warp % Q::kRowTiles, group = warp / Q::kRowTiles,
+            group_share = group * Q::kGroupShares;
   uint4 weights[Q::kAtOnce][Q::kOf];
+  typename Q::Chains others;
   auto load = [&](int round) {
 #pragma unroll
     for (int s = 0; s < Q::kAtOnce; s++)
-      Q::load(a.matrix, a.block_bytes, tile * kRowTiles + row_tile, first_share + group_share + round * Q::kAtOnce + s,
-              lane, weights[s]);
+      Q::load(a.place.matrix, a.place.block_bytes, tile * Q::kRowTiles + row_tile,
+              first_share + group_share + round * Q::kAtOnce + s, lane, weights[s]);
   };
   load(0);
   if (tid == 0) {
-    for (int i = 0; i < 3; i++) mbarrier_init(bars + i * 8, 1);
+    for (int i = 0; i < Q::kInputs + 2; i++) mbarrier_init(bars + i * 8, 1);
     mbarrier_init_fence();
   }
-  arrive_at_cluster();  // the barriers may be told
-  const int columns = *a.columns, step = gridDim.y * Q::kChunk;
-  after_the_kernel_before();
-  // A chunk's input: of each share its tiles.
-  auto fetch = [&](int first) {
+  if constexpr (kCluster) arrive_at_cluster();  // the barriers may be told
+  // Memory would be idle behind these weights, while sums are made. L2 gets the next ones.
+  if (tid == Q::kThreads - 1)
+    for (int i = blockIdx.y * gridDim.x + blockIdx.x; i < a.next.ribbons; i += gridDim.x * gridDim.y)
+      prefetch_bulk(a.next.matrix + i * a.next.block_bytes, a.next.bytes);
+  const int columns = *a.columns, step = gridDim.y * Q::kChunk, begin = blockIdx.y * Q::kChunk;
+  __syncthreads();
+  cudaGridDependencySynchronize();
+  // A turn's input, by the first warp: of each share its tiles.
+  auto fetch = [&](int turn) {
+    const int first = begin + turn * step;
+    if (first >= columns) return;
     const int bytes = min(Q::kChunk, round_up(columns - first, kTileColumns)) / kTileColumns * V::kTileBytes;
-    mbarrier_expect(bars, Q::kShares * bytes);
-    for (int s = 0; s < Q::kShares; s++)
-      bulk_copy(input + s * Q::kShareInput,
-                a.vector + (first_share + s) * V::kShareBytes + first / kTileColumns * V::kTileBytes, bytes, bars);
+    const uint32_t bar = bars + turn % Q::kInputs * 8;
+    if (lane == 0) mbarrier_expect(bar, Q::kShares * bytes);
+    __syncwarp();
+    if (lane < Q::kShares)
+      bulk_copy(input + turn % Q::kInputs * Q::kInputBytes + lane * Q::kShareInput,
+                a.vector + (first_share + lane) * V::kShareBytes + first / kTileColumns * V::kTileBytes, bytes, bar);
   };
-  int first = blockIdx.y * Q::kChunk;
-  if (tid == 0 && first < columns) fetch(first);
-  wait_for_cluster();
-  for (int turn = 0; first < columns; first += step, turn++) {
-    // Two buffers take turns: the cluster's barrier tells when all have read the one before.
-    const int buffer = Q::kSent + (turn & 1) * Q::kSentBytes, own = first + rank * Q::kOwnTiles * kTileColumns;
-    const uint32_t bar = bars + 8 + (turn & 1) * 8;
-    const int tiles = min(Q::kTiles, (columns - first + kTileColumns - 1) / kTileColumns),
-              own_tiles = min(Q::kOwnTiles, tiles - rank * Q::kOwnTiles);
-    // Of a block's tile, where a warp's sums of a share of K go.
-    auto place = [&](int block, int tile_of_block) {
-      return buffer + (((block * Q::kOwnTiles + tile_of_block) * kRowTiles + row_tile) * 32 + lane) * 16;
-    };
-    if (tid == 0 && own_tiles > 0) mbarrier_expect(bar, own_tiles * Q::kSplit * Q::kTileSums);
-    wait_for_copy(bars, turn & 1);
-    auto send_sum = [&](int t, const float4& sum) {
-      if (t >= tiles) return;
-      const int to = t / Q::kOwnTiles;
-      send(in_block(shared_address(memory) + place(rank, t % Q::kOwnTiles), to), sum, in_block(bar, to));
-    };
+  if (warp == 0)
+    for (int turn = 0; turn < Q::kInputs; turn++) fetch(turn);
+  if constexpr (Finish::kNormed)
+    for (int i = tid; i < kBatchColumns; i += Q::kThreads) {
+      const int column = begin + i / Q::kChunk * step + i % Q::kChunk;
+      if (column < columns) inverse[i] = inverse_rms_of<K>(a.squares, column);
+    }
+  if constexpr (kCluster) wait_for_cluster();
+  for (int turn = 0, first = begin; first < columns; first += step, turn++) {
+    // Two buffers take turns: a barrier tells when all have read the one before.
+    const int tiles = min(Q::kTiles, (columns - first + kTileColumns - 1) / kTileColumns), own = rank * Q::kOwn,
+              own_columns = min(Q::kOwn, tiles * kTileColumns - own);
+    float* const sums = reinterpret_cast<float*>(memory + (turn & 1) * Q::kSumBytes);
+    const int sent = Q::kSent + (turn & 1) * Q::kSentBytes;
+    const uint32_t sent_bar = bars + (Q::kInputs + (turn & 1)) * 8;
+    if constexpr (kCluster)
+      if (tid == 0 && own_columns > 0) mbarrier_expect(sent_bar, own_columns * Q::kTileRows * 4 * (kSplit - 1));
+    wait_for_copy(bars + turn % Q::kInputs * 8, turn / Q::kInputs & 1);
 #pragma unroll 1
-    for (int part = 0; part < tiles; part += 4) {
-      const uint32_t from = input + part * V::kTileBytes + group_share * Q::kShareInput;
-      float4 sum[4];
-      if (Q::kRounds > 1 && (turn || part)) load(0);
-      Q::multiply(weights, from, sum);
-      if constexpr (Q::kRounds > 1) {
-        float4 more[4];
-        load(1);
-        Q::multiply(weights, from + Q::kAtOnce * Q::kShareInput, more);
+    for (int part = 0; part < tiles; part += Q::kWide / kTileColumns) {
+      const auto sum = Q::template multiply<0, Q::kGroupShares>(
+          others, weights,
+          input + turn % Q::kInputs * Q::kInputBytes + group_share * Q::kShareInput + part * V::kTileBytes,
+          [&](int round) {
+            if (Q::kRounds > 1 && (turn || part || round)) load(round);
+          });
 #pragma unroll
-        for (int t = 0; t < 4; t++) sum[t] = plus(sum[t], more[t]);
-      }
-      if constexpr (Q::kGroups == 1) {
-#pragma unroll
-        for (int t = 0; t < 4; t++) send_sum(part + t, sum[t]);
-      } else {
-        // Each group hands the other one half of the tiles, and adds up its own half. Two buffers take turns.
-        float4* const handed =
-            reinterpret_cast<float4*>(memory + Q::kHanded + part / 4 % 2 * 4 * Q::kTileSums) + row_tile * 32 + lane;
-        auto of = [&](int from_group, int t) -> float4& { return handed[(from_group * 2 + t) * kRowTiles * 32]; };
-#pragma unroll
-        for (int t = 0; t < 2; t++) of(group, t) = group ? sum[t] : sum[2 + t];
-        __syncthreads();
-#pragma unroll
-        for (int t = 0; t < 2; t++) send_sum(part + 2 * group + t, plus(group ? sum[2 + t] : sum[t], of(1 - group, t)));
+      for (int t = 0; t < Q::kWide / kTileColumns; t++) {
+        float* const p = sums + group * Q::kGroupSums + ((part + t) * kTileColumns + lane % 4 * 2) * Q::kStride +
+                         row_tile * 16 + lane / 4;
+        p[0] = sum.tile[t].x, p[Q::kStride] = sum.tile[t].y, p[8] = sum.tile[t].z, p[Q::kStride + 8] = sum.tile[t].w;
       }
     }
-    __syncthreads();  // all are done with the input, and with the last turn
-    if (tid == 0 && first + step < columns) fetch(first + step);
-    if (own_tiles > 0) {
-      if constexpr (Finish::kNormed)
-        if (tid < Q::kOwnTiles * kTileColumns && own + tid < columns)
-          inverse[tid] = inverse_rms_of<K>(a.squares, own + tid);
-      wait_for_copy(bar, turn >> 1 & 1);
-      for (int t = group; t < own_tiles; t += Q::kGroups) {
-        float4 y[Q::kSplit];
+    // Warps take turns too: those that finish a chunk come later to the next one's products than the others.
+    constexpr int kEach = (Q::kOwn * Q::kItems + Q::kThreads - 1) / Q::kThreads;
+    const int worker = tid ^ (turn & 1) * (Q::kThreads / 2);
+    typename Finish::Given given[kEach];
 #pragma unroll
-        for (int r = 0; r < Q::kSplit; r++) y[r] = *reinterpret_cast<const float4*>(memory + place(r, t));
-        const float4 sum = sum_of_pairs(y);
-        float* const p = sums + (t * kTileColumns + lane % 4 * 2) * Q::kStride + row_tile * 16 + lane / 4;
-        p[0] = sum.x, p[Q::kStride] = sum.y, p[8] = sum.z, p[Q::kStride + 8] = sum.w;
-      }
-      __syncthreads();
-      constexpr int kItems = Q::kTileRows / 4;  // of a column
-      for (int item = tid; item < own_tiles * kTileColumns * kItems; item += Q::kThreads) {
-        const int of_own = item / kItems, row = item % kItems * 4, column = own + of_own;
-        // A residual's warps stay together, also behind the last column: what they store there nobody reads.
-        if (!Finish::kNormed || column < columns)
-          finish(*reinterpret_cast<const float4*>(sums + of_own * Q::kStride + row), column, tile * Q::kTileRows + row,
-                 Finish::kNormed ? inverse[of_own] : 1.f);
-      }
+    for (int i = 0; i < kEach; i++) {
+      const int item = worker + i * Q::kThreads;
+      if (item < own_columns * Q::kItems)
+        given[i] = finish.given(first + own + item / Q::kItems, tile * Q::kTileRows + item % Q::kItems * 4);
     }
-    if (turn) wait_for_cluster();
-    arrive_at_cluster();  // the buffer has been read
+    __syncthreads();  // all sums are there, and all are done with the input and with the last turn's sums
+    if (warp == 0) fetch(turn + Q::kInputs);
+    auto sum_of_groups = [&](int column, int row) {
+      float4 y[Q::kGroups];
+#pragma unroll
+      for (int g = 0; g < Q::kGroups; g++)
+        y[g] = *reinterpret_cast<const float4*>(sums + g * Q::kGroupSums + column * Q::kStride + row);
+      return sum_of_pairs(y);
+    };
+    if constexpr (kCluster) {
+      for (int item = worker ^ Q::kThreads / 2; item < (Q::kChunk - Q::kOwn) * Q::kItems; item += Q::kThreads) {
+        const int other = item / Q::kItems, row = item % Q::kItems * 4, column = other < own ? other : other + Q::kOwn,
+                  to = column / Q::kOwn, from = rank - (rank > to);
+        if (column < tiles * kTileColumns)
+          send(in_block(shared + sent + (from * Q::kSentFrom + column % Q::kOwn * Q::kTileRows + row) * 4, to),
+               sum_of_groups(column, row), in_block(sent_bar, to));
+      }
+      if (own_columns > 0) wait_for_copy(sent_bar, turn >> 1 & 1);
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; i++) {
+      const int item = worker + i * Q::kThreads, of_own = item / Q::kItems, row = item % Q::kItems * 4,
+                column = own + of_own;
+      // A residual's warps stay together, also behind the last column: what they store there nobody reads.
+      if (item >= own_columns * Q::kItems || (Finish::kNormed && first + column >= columns)) continue;
+      float4 y[kSplit];
+#pragma unroll
+      for (int r = 0; r < kSplit; r++)
+        y[r] = r == rank ? sum_of_groups(column, row)
+                         : *reinterpret_cast<const float4*>(
+                               memory + sent + ((r - (r > rank)) * Q::kSentFrom + of_own * Q::kTileRows + row) * 4);
+      finish(sum_of_pairs(y), first + column, tile * Q::kTileRows + row,
+             Finish::kNormed ? inverse[turn * Q::kChunk + column] : 1.f, given[i]);
+    }
+    if constexpr (kCluster) {
+      if (turn) wait_for_cluster();
+      arrive_at_cluster();  // what was sent has been read
+    }
   }
-  if (blockIdx.y * Q::kChunk < columns) wait_for_cluster();
+  if constexpr (kCluster)
+    if (begin < columns) wait_for_cluster();
 }
 
 // Scales of 4 neighbouring rows; 1 for bf16.
@@ -355,18 +425,19 @@ struct QkvFinish {
   float* qkv;  // [columns][kQkv]
   const float* scales;
 
-  __device__ __forceinline__ void operator()(const float4& sums, int column, int row, float inverse) const {
-    const float4 y = sums, scale = scales_of<S::kFp8>(scales, row);
+  using Given = float4;  // scales
+  __device__ __forceinline__ Given given(int, int row) const { return scales_of<S::kFp8>(scales, row); }
+  __device__ __forceinline__ void operator()(const float4& y, int column, int row, float inverse,
+                                             const Given& scale) const {
     *reinterpret_cast<float4*>(qkv + static_cast<size_t>(column) * S::kQkv + row) =
         make_float4(y.x * inverse * scale.x, y.y * inverse * scale.y, y.z * inverse * scale.z, y.w * inverse * scale.w);
   }
 };
 
-// A packet of a residual, ready for the next norm's matrix: see residual_packet.
+// A packet of a residual, ready for the matrix behind the norm with weights w: see residual_packet.
 template <int K>
-__device__ __forceinline__ void publish_residual(const float4& h, const bf16* norm, uint8_t* vector, float* squares,
-                                                 int column, int row, int lane) {
-  const uint2 w = *reinterpret_cast<const uint2*>(norm + row);
+__device__ __forceinline__ void publish_residual(const float4& h, uint2 w, uint8_t* vector, float* squares, int column,
+                                                 int row, int lane) {
   VectorLayout<K>::store(
       vector, column, row / 4,
       make_uint2(pack2(h.x * low_bf16(w.x), h.y * high_bf16(w.x)), pack2(h.z * low_bf16(w.y), h.w * high_bf16(w.y))));
@@ -385,13 +456,22 @@ struct ResidualFinish {
   uint8_t* vector;
   float* squares;
 
-  __device__ __forceinline__ void operator()(const float4& sums, int column, int row, float) const {
-    float4* const at = reinterpret_cast<float4*>(residual + static_cast<size_t>(column) * S::kHidden + row);
-    const float4 y = sums, scale = scales_of<S::kFp8>(scales, row);
-    float4 h = *at;
+  struct Given {
+    float4 h, scale;
+    uint2 norm;
+  };
+  __device__ __forceinline__ float4* at(int column, int row) const {
+    return reinterpret_cast<float4*>(residual + static_cast<size_t>(column) * S::kHidden + row);
+  }
+  __device__ __forceinline__ Given given(int column, int row) const {
+    return {*at(column, row), scales_of<S::kFp8>(scales, row), *reinterpret_cast<const uint2*>(norm + row)};
+  }
+  __device__ __forceinline__ void operator()(const float4& y, int column, int row, float, const Given& given) const {
+    const float4 scale = given.scale;
+    float4 h = given.h;
     h.x += y.x * scale.x, h.y += y.y * scale.y, h.z += y.z * scale.z, h.w += y.w * scale.w;
-    *at = h;
-    publish_residual<S::kHidden>(h, norm, vector, squares, column, row, thread_index() % 32);
+    *at(column, row) = h;
+    publish_residual<S::kHidden>(h, given.norm, vector, squares, column, row, thread_index() % 32);
   }
 };
 
@@ -405,13 +485,22 @@ struct AdapterFinish {
   uint8_t* vector;
   float* squares;
 
-  __device__ __forceinline__ void operator()(const float4& sums, int column, int row, float) const {
-    const float4 y = sums, b = *reinterpret_cast<const float4*>(bias + row);
-    const float scale = inverse ? inverse[column] : 1.f;
+  struct Given {
+    float4 bias;
+    float scale;
+    uint2 norm;
+  };
+  __device__ __forceinline__ Given given(int column, int row) const {
+    return {*reinterpret_cast<const float4*>(bias + row), inverse ? inverse[column] : 1.f,
+            *reinterpret_cast<const uint2*>(norm + row)};
+  }
+  __device__ __forceinline__ void operator()(const float4& y, int column, int row, float, const Given& given) const {
+    const float4 b = given.bias;
+    const float scale = given.scale;
     const float4 h =
         make_float4(fmaf(y.x, scale, b.x), fmaf(y.y, scale, b.y), fmaf(y.z, scale, b.z), fmaf(y.w, scale, b.w));
     *reinterpret_cast<float4*>(residual + static_cast<size_t>(column) * P::kHidden + row) = h;
-    publish_residual<P::kHidden>(h, norm, vector, squares, column, row, thread_index() % 32);
+    publish_residual<P::kHidden>(h, given.norm, vector, squares, column, row, thread_index() % 32);
   }
 };
 
@@ -422,8 +511,10 @@ struct GatedFinish {
   const float* scales;
   uint8_t* vector;
 
-  __device__ __forceinline__ void operator()(const float4& sums, int column, int row, float inverse) const {
-    const float4 scale = scales_of<S::kFp8>(scales, row);
+  using Given = float4;  // scales
+  __device__ __forceinline__ Given given(int, int row) const { return scales_of<S::kFp8>(scales, row); }
+  __device__ __forceinline__ void operator()(const float4& sums, int column, int row, float inverse,
+                                             const Given& scale) const {
     const float first = gated(make_float2(sums.x, sums.y), inverse, scale.x, scale.y),
                 second = gated(make_float2(sums.z, sums.w), inverse, scale.z, scale.w);
     VectorLayout<S::kIntermediate>::store_gated(vector, column, row / 2, pack2(first, second));
@@ -438,12 +529,14 @@ struct LogitFinish {
   const float* scales;
   int group;
 
-  __device__ __forceinline__ void operator()(const float4& sums, int column, int row, float inverse) const {
+  using Given = float4;  // scales
+  __device__ __forceinline__ Given given(int, int row) const { return scales_of<Fp8>(scales, row); }
+  __device__ __forceinline__ void operator()(const float4& sums, int column, int row, float inverse,
+                                             const Given& scale) const {
     const FrameParams& p = *params;
     const Column& c = p.batch.column[column];
     const bool sample = (First ? c.draw0 : c.draw).sample;
-    const float4 four = sums, scale = scales_of<Fp8>(scales, row);
-    const float y[4] = {four.x, four.y, four.z, four.w}, s[4] = {scale.x, scale.y, scale.z, scale.w};
+    const float y[4] = {sums.x, sums.y, sums.z, sums.w}, s[4] = {scale.x, scale.y, scale.z, scale.w};
 #pragma unroll
     for (int i = 0; i < 4; i++)
       CodeRows<Dims>{p}.publish_logit(p, c, column, First ? 0 : group, row + i, y[i] * inverse * s[i],

@@ -128,6 +128,27 @@ struct PublishAttended {
   }
 };
 
+// How products with K of a row's values are cut; Hidden: of the residual that they make, or 0. A share's sum of squares
+// needs all its rows in one block: 128 of 1.7B.
+template <int K, int Hidden>
+struct CutOfProduct {
+  using Type = Shape<4, 4, K <= 1024 ? 1 : 2, 16>;
+};
+template <>
+struct CutOfProduct<3072, 1024> {
+  using Type = Shape<4, 4, 4, 16>;
+};
+template <>
+struct CutOfProduct<2048, 2048> {
+  using Type = Shape<8, 2, 4, 16>;
+};
+template <>
+struct CutOfProduct<6144, 2048> {
+  using Type = Shape<8, 1, 4, 32>;
+};
+template <int K, int Hidden = 0>
+using CutOf = typename CutOfProduct<K, Hidden>::Type;
+
 // Puts the kernels of a frame on a stream, one after the other.
 template <class Dims>
 struct Recorder : WeightSteps {
@@ -138,11 +159,18 @@ struct Recorder : WeightSteps {
   const FrameParams* const params;  // on the GPU, this launch's
   const cudaStream_t stream;
   cudaError_t error = cudaSuccess;
+  // Each product's kernel has L2 fetch the next one's weights. So the frame is run twice: first its matrices are
+  // listed.
+  bool listing = true;
+  std::vector<MatrixPlace> places{};
+  size_t at = 0;                            // of the next product in them
+  static constexpr int kAhead = 16 << 20;   // bytes that L2 fetches before, at most
+  static constexpr int kLeastColumns = 32;  // of a block, where there are as many: each reads all its weights
 
   // cluster: blocks of one; 0: there are none.
   template <class... Params, class... Args>
   void launch(void (*kernel)(Params...), dim3 blocks, int threads, int shared, int cluster, Args... args) {
-    if (error != cudaSuccess) return;
+    if (listing || error != cudaSuccess) return;
     cudaLaunchAttribute attributes[2]{};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -156,15 +184,20 @@ struct Recorder : WeightSteps {
   // A matrix of `rows` rows, from where it begins in block 0's ribbon; a block's has `stages` stages.
   template <class Q, class Finish>
   void product(const uint8_t* matrix, int stages, int rows, VectorName input, const Finish& finish) {
+    const int bytes = Q::M::stages(Q::kOf) * kStageBytes;
+    const MatrixPlace place{matrix, static_cast<size_t>(stages) * kStageBytes, bytes, min_of(kBlocks, kAhead / bytes)};
+    if (listing) return places.push_back(place);
     if (error == cudaSuccess)
       error = cudaFuncSetAttribute(product_kernel<Q, Finish>, cudaFuncAttributeMaxDynamicSharedMemorySize, Q::kBytes);
     // No more clusters than there is room for at once, each with as many chunks as the others.
-    const int clusters = rows / Q::kTileRows, chunks = (p.columns + Q::kChunk - 1) / Q::kChunk;
-    const int most = max_of(1, room<Q, Finish>() / clusters), turns = (chunks + most - 1) / most;
-    const ProductArgs args{matrix, static_cast<size_t>(stages) * kStageBytes, p.batch.vectors[input],
-                           p.batch.squares[input], &params->columns};
+    const int clusters = rows / Q::kTileRows, chunks = (p.columns + Q::kChunk - 1) / Q::kChunk,
+              least = max_of(1, kLeastColumns / Q::kChunk),
+              most = max_of(1, min_of(room<Q, Finish>() / clusters, chunks / least)),
+              turns = (chunks + most - 1) / most;
+    const ProductArgs args{place, places[++at % places.size()], p.batch.vectors[input], p.batch.squares[input],
+                           &params->columns};
     launch(product_kernel<Q, Finish>, dim3(clusters * Q::kSplit, (chunks + turns - 1) / turns), Q::kThreads, Q::kBytes,
-           Q::kSplit, args, finish);
+           Q::kSplit > 1 ? Q::kSplit : 0, args, finish);
   }
   // Clusters of a product's kernel that the GPU has room for at once.
   template <class Q, class Finish>
@@ -183,10 +216,10 @@ struct Recorder : WeightSteps {
   // attend(): of the layer.
   template <class S, class Attend>
   void layer(const StackWeights& w, const float* all_scales, int index, bool looked_up, Attend attend) {
-    using Qkv = Product<S::kQkvRows, S::kHidden, S::kFp8, 4>;
-    using O = Product<S::kHiddenRows, S::kQ, S::kFp8, 8>;
-    using GateUp = Product<S::kGateUpRows, S::kHidden, S::kFp8, 8>;
-    using Down = Product<S::kHiddenRows, S::kIntermediate, S::kFp8, 8>;
+    using Qkv = Product<S::kQkvRows, S::kHidden, S::kFp8, CutOf<S::kHidden>>;
+    using O = Product<S::kHiddenRows, S::kQ, S::kFp8, CutOf<S::kQ, S::kHidden>>;
+    using GateUp = Product<S::kGateUpRows, S::kHidden, S::kFp8, CutOf<S::kHidden>>;
+    using Down = Product<S::kHiddenRows, S::kIntermediate, S::kFp8, CutOf<S::kIntermediate, S::kHidden>>;
     constexpr int kQkvStages = Qkv::M::stages(Qkv::kOf), kOStages = O::M::stages(O::kOf),
                   kGateUpStages = GateUp::M::stages(GateUp::kOf);
     const int stages = w.layers * kLayerStages<S>;
@@ -215,7 +248,7 @@ struct Recorder : WeightSteps {
     constexpr int kInner = First ? T::kHidden : P::kHidden, kRows = First ? Dims::kHeadRows : Dims::kCodeRows,
                   kAll = First ? Dims::kCodecVocab : Dims::kCodes;
     constexpr bool kFp8 = First ? kFp8CodecHead : kFp8LmHeads;
-    using Q = Product<kRows, kInner, kFp8, 4>;
+    using Q = Product<kRows, kInner, kFp8, CutOf<kInner>>;
     static_assert(kAll % Q::kTileRows == 0);
     constexpr int kStages = Q::M::stages(Q::kOf);
     const uint8_t* const ribbon =
@@ -233,7 +266,7 @@ struct Recorder : WeightSteps {
   }
   void codec_head() { head<true>(0); }
   void adapter(const Pass& pass) {
-    using Q = Product<P::kHiddenRows, T::kHidden, false, 8>;
+    using Q = Product<P::kHiddenRows, T::kHidden, false, CutOf<T::kHidden, P::kHidden>>;
     product<Q>(p.adapter, Q::M::stages(Q::kOf), P::kHidden, kAfterMlp,
                AdapterFinish<P>{pass.position ? nullptr : p.batch.inverse, p.adapter_bias, p.batch.residual,
                                 p.predictor.input_norm, p.batch.vectors[kInput], p.batch.squares[kInput]});
@@ -276,6 +309,8 @@ cudaError_t record_frame(const FrameParams& p, const FrameParams* on_gpu, cudaGr
   error = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
   if (error == cudaSuccess) {
     Recorder<Dims> recorder{{}, p, on_gpu, stream};
+    run_frame<Dims>(p, recorder);
+    recorder.listing = false;
     run_frame<Dims>(p, recorder);
     error = cudaStreamEndCapture(stream, &graph);
     if (recorder.error != cudaSuccess) error = recorder.error;
