@@ -89,7 +89,18 @@ __device__ __forceinline__ float inverse_rms_of(const float* squares, int column
 
 // d = A * B, or d += it: 64 rows by 16 or 32 columns, a step of K. A warp has 16 rows, as in mma's A operand; of 8
 // columns each lane gets what mma gives it. The bits are mma's: 200 million sums of 1 to 8 steps were equal.
-__device__ __forceinline__ void wgmma_step(float4 (&d)[2], const uint4& a, uint64_t b, bool add) {
+//
+// ptxas (13.0) takes sums of the same registers for the same sums, whatever wgmma wrote there in between. wgmma_fresh
+// gets registers of its own, so one of them in each sum suffices. If all were, more would be needed than there are.
+__device__ __forceinline__ void wgmma_fresh(float4 (&d)[2], const uint4& a, uint64_t b) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, 0, 0;\n"
+      " wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, "
+      "%12, p, 1, 1, 0;\n}"
+      : "=f"(d[0].x), "=f"(d[0].y), "=f"(d[0].z), "=f"(d[0].w), "=f"(d[1].x), "=f"(d[1].y), "=f"(d[1].z), "=f"(d[1].w)
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
+}
+__device__ __forceinline__ void wgmma(float4 (&d)[2], const uint4& a, uint64_t b, bool add) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %13, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, "
@@ -97,7 +108,16 @@ __device__ __forceinline__ void wgmma_step(float4 (&d)[2], const uint4& a, uint6
       : "+f"(d[0].x), "+f"(d[0].y), "+f"(d[0].z), "+f"(d[0].w), "+f"(d[1].x), "+f"(d[1].y), "+f"(d[1].z), "+f"(d[1].w)
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)));
 }
-__device__ __forceinline__ void wgmma_step(float4 (&d)[4], const uint4& a, uint64_t b, bool add) {
+__device__ __forceinline__ void wgmma_fresh(float4 (&d)[4], const uint4& a, uint64_t b) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, 0, 0;\n"
+      " wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+      "%13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}"
+      : "=f"(d[0].x), "=f"(d[0].y), "=f"(d[0].z), "=f"(d[0].w), "=f"(d[1].x), "=f"(d[1].y), "=f"(d[1].z), "=f"(d[1].w),
+        "=f"(d[2].x), "=f"(d[2].y), "=f"(d[2].z), "=f"(d[2].w), "=f"(d[3].x), "=f"(d[3].y), "=f"(d[3].z), "=f"(d[3].w)
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
+}
+__device__ __forceinline__ void wgmma(float4 (&d)[4], const uint4& a, uint64_t b, bool add) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %21, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
@@ -194,8 +214,7 @@ struct Product : Cut {
     }
   };
   // Of `Count` of this warp's shares of K, added in pairs. input: shared address of the first one's. fetch(round): the
-  // weights of kAtOnce shares. others: for the sums of all chains but the first, whose registers are each share's own.
-  // Not so, ptxas (13.0) took the sums of all shares for the last one's.
+  // weights of kAtOnce shares. others: room for the sums of all chains but the first.
   using Chains = float4[kInFlight][M::kChains][kWide / kTileColumns];
   template <int First, int Count, class Fetch>
   static __device__ __forceinline__ Sums multiply(Chains& others, const uint4 (&weights)[kAtOnce][kOf], uint32_t input,
@@ -214,9 +233,12 @@ struct Product : Cut {
 #pragma unroll
       for (int i = 0; i < kOf; i++)
 #pragma unroll
-        for (int s = 0; s < Count; s++)
-          wgmma_step(i % M::kChains ? others[s][i % M::kChains] : sum[s].tile, weights[First % kAtOnce + s][i],
-                     from + (s * kShareInput + i * kStepBytes) / 16, i >= M::kChains);
+        for (int s = 0; s < Count; s++) {
+          const uint4& a = weights[First % kAtOnce + s][i];
+          const uint64_t b = from + (s * kShareInput + i * kStepBytes) / 16;
+          if (i == 0) wgmma_fresh(sum[s].tile, a, b);
+          else wgmma(i % M::kChains ? others[s][i % M::kChains] : sum[s].tile, a, b, i >= M::kChains);
+        }
       asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
       for (int s = 0; s < Count; s++)
@@ -293,7 +315,7 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
             first_share = rank * Q::kShares, row_tile = warp % Q::kRowTiles, group = warp / Q::kRowTiles,
             group_share = group * Q::kGroupShares;
   uint4 weights[Q::kAtOnce][Q::kOf];
-  typename Q::Chains others;
+  typename Q::Chains others{};
   auto load = [&](int round) {
 #pragma unroll
     for (int s = 0; s < Q::kAtOnce; s++)
