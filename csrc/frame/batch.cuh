@@ -261,10 +261,17 @@ struct MatrixPlace {
   const uint8_t* matrix;
   size_t block_bytes;  // from a block's ribbon to the next one's
   int bytes;           // of the matrix in a ribbon
-  int ribbons;         // whose bytes L2 gets before
+  int ribbons;         // that L2 may get before
+
+  // A part of them.
+  __device__ __forceinline__ void prefetch(int part, int parts) const {
+    for (int i = part * ribbons / parts; i < (part + 1) * ribbons / parts; i++)
+      prefetch_bulk(matrix + i * block_bytes, bytes);
+  }
 };
 struct ProductArgs {
   MatrixPlace place, next;  // next: of the product behind this one
+  int resident;             // blocks that run at once
   const uint8_t* vector;
   const float* squares;  // of the vector, where Finish wants 1 / rms
   const int* columns;    // of this launch
@@ -328,10 +335,13 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
     mbarrier_init_fence();
   }
   if constexpr (kCluster) arrive_at_cluster();  // the barriers may be told
-  // Memory would be idle behind these weights, while sums are made. L2 gets the next ones.
-  if (tid == Q::kThreads - 1)
-    for (int i = blockIdx.y * gridDim.x + blockIdx.x; i < a.next.ribbons; i += gridDim.x * gridDim.y)
-      prefetch_bulk(a.next.matrix + i * a.next.block_bytes, a.next.bytes);
+  // Memory would be idle behind these weights, while sums are made. L2 gets those of the blocks that come when this one
+  // has ended, then of the next product.
+  if (tid == Q::kThreads - 1) {
+    const int block = blockIdx.y * gridDim.x + blockIdx.x, behind = block + a.resident - gridDim.x * gridDim.y;
+    if (behind < 0) a.place.prefetch(block + a.resident, gridDim.x);
+    else a.next.prefetch(behind, a.resident);
+  }
   const int columns = *a.columns, step = gridDim.y * Q::kChunk, begin = blockIdx.y * Q::kChunk;
   __syncthreads();
   cudaGridDependencySynchronize();

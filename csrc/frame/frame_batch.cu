@@ -185,18 +185,24 @@ struct Recorder : WeightSteps {
   template <class Q, class Finish>
   void product(const uint8_t* matrix, int stages, int rows, VectorName input, const Finish& finish) {
     const int bytes = Q::M::stages(Q::kOf) * kStageBytes;
-    const MatrixPlace place{matrix, static_cast<size_t>(stages) * kStageBytes, bytes, min_of(kBlocks, kAhead / bytes)};
+    const MatrixPlace place{matrix, static_cast<size_t>(stages) * kStageBytes, bytes, kBlocks};
     if (listing) return places.push_back(place);
+    MatrixPlace next = places[++at % places.size()];
+    next.ribbons = min_of(kBlocks, kAhead / next.bytes);
     if (error == cudaSuccess)
       error = cudaFuncSetAttribute(product_kernel<Q, Finish>, cudaFuncAttributeMaxDynamicSharedMemorySize, Q::kBytes);
     // No more clusters than there is room for at once, each with as many chunks as the others.
     const int clusters = rows / Q::kTileRows, chunks = (p.columns + Q::kChunk - 1) / Q::kChunk,
-              least = max_of(1, kLeastColumns / Q::kChunk),
-              most = max_of(1, min_of(room<Q, Finish>() / clusters, chunks / least)),
-              turns = (chunks + most - 1) / most;
-    const ProductArgs args{place, places[++at % places.size()], p.batch.vectors[input], p.batch.squares[input],
+              least = max_of(1, kLeastColumns / Q::kChunk), at_once = room<Q, Finish>(),
+              most = max_of(1, min_of(at_once / clusters, chunks / least)), turns = (chunks + most - 1) / most,
+              groups = (chunks + turns - 1) / turns;
+    const ProductArgs args{place,
+                           next,
+                           Q::kSplit * max_of(1, min_of(at_once, clusters * groups)),
+                           p.batch.vectors[input],
+                           p.batch.squares[input],
                            &params->columns};
-    launch(product_kernel<Q, Finish>, dim3(clusters * Q::kSplit, (chunks + turns - 1) / turns), Q::kThreads, Q::kBytes,
+    launch(product_kernel<Q, Finish>, dim3(clusters * Q::kSplit, groups), Q::kThreads, Q::kBytes,
            Q::kSplit > 1 ? Q::kSplit : 0, args, finish);
   }
   // Clusters of a product's kernel that the GPU has room for at once.
