@@ -365,7 +365,8 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
       if (column < columns) inverse[i] = inverse_rms_of<K>(a.squares, column);
     }
   if constexpr (kCluster) wait_for_cluster();
-  for (int turn = 0, first = begin; first < columns; first += step, turn++) {
+  for (int turn = 0; begin + turn * step < columns; turn++) {
+    const int first = begin + turn * step;
     // Two buffers take turns: a barrier tells when all have read the one before.
     const int tiles = min(Q::kTiles, (columns - first + kTileColumns - 1) / kTileColumns), own = rank * Q::kOwn,
               own_columns = min(Q::kOwn, tiles * kTileColumns - own);
@@ -392,7 +393,7 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
     }
     // Warps take turns too: those that finish a chunk come later to the next one's products than the others.
     constexpr int kEach = (Q::kOwn * Q::kItems + Q::kThreads - 1) / Q::kThreads;
-    const int worker = tid ^ (turn & 1) * (Q::kThreads / 2);
+    const int worker = thread_index() ^ (turn & 1) * (Q::kThreads / 2);
     typename Finish::Given given[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; i++) {
@@ -417,7 +418,7 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
           send(in_block(shared + sent + (from * Q::kSentFrom + column % Q::kOwn * Q::kTileRows + row) * 4, to),
                sum_of_groups(column, row), in_block(sent_bar, to));
       }
-      if (own_columns > 0) wait_for_copy(sent_bar, turn >> 1 & 1);
+      if (worker < own_columns * Q::kItems) wait_for_copy(sent_bar, turn >> 1 & 1);  // others go on to their products
     }
 #pragma unroll
     for (int i = 0; i < kEach; i++) {
