@@ -130,10 +130,12 @@ __device__ __forceinline__ void wgmma(float4 (&d)[4], const uint4& a, uint64_t b
 constexpr int power_of_2_below(int n) { return n < 2 ? 1 : 2 * power_of_2_below(n / 2); }
 
 // How a product is cut: a block has RowTiles tiles of 16 rows, and Groups warps for each, which share the block's part
-// of K. So many Blocks of a cluster share K. Wide: columns of a wgmma. Resident: blocks that a multiprocessor holds.
-template <int RowTiles, int Groups, int Blocks, int Wide, int Resident = 1>
+// of K. So many Blocks of a cluster share K. Wide: columns of a wgmma. Chunk: columns that a cluster finishes at once,
+// at least. Resident: blocks that a multiprocessor holds.
+template <int RowTiles, int Groups, int Blocks, int Wide, int Chunk = 8, int Resident = 1>
 struct Shape {
-  static constexpr int kRowTiles = RowTiles, kGroups = Groups, kSplit = Blocks, kWide = Wide, kResident = Resident;
+  static constexpr int kRowTiles = RowTiles, kGroups = Groups, kSplit = Blocks, kWide = Wide, kResident = Resident,
+                       kChunk = max_of(max_of(Wide, Chunk), kTileColumns* Blocks);
 };
 
 // A matrix of which a block of the persistent kernel has `Rows` rows.
@@ -141,23 +143,21 @@ template <int Rows, int K, bool Fp8, class Cut>
 struct Product : Cut {
   using M = Matvec<Rows, K, Fp8>;
   using V = VectorLayout<K>;
-  using Cut::kGroups, Cut::kRowTiles, Cut::kSplit, Cut::kWide;
+  using Cut::kChunk, Cut::kGroups, Cut::kRowTiles, Cut::kSplit, Cut::kWide;
   static constexpr int kOf = kSteps<K>, kInner = K, kTileRows = kRowTiles * 16, kThreads = kRowTiles * kGroups * 32;
   static constexpr int kShares = kWarps / kSplit, kGroupShares = kShares / kGroups;  // of a block, of a warp
-  // Shares whose weights registers hold. Where they hold fewer than a warp has, those are fetched for each wgmma's
-  // columns.
+  // Shares whose weights registers hold. Where a warp has more, each chunk takes some rounds, each with other weights.
   static constexpr int kFragments = kThreads * Cut::kResident > 256 ? 16 : 32,
                        kAtOnce = power_of_2_below(min_of(kGroupShares, kFragments / kOf)),
-                       kRounds = kGroupShares / kAtOnce;
+                       kRounds = kGroupShares / kAtOnce, kRoundShares = kGroups * kAtOnce;
   // Shares whose sums registers hold beside them.
   static constexpr int kInFlight = min_of(kAtOnce, power_of_2_below(32 / (M::kChains * kWide)));
-  static constexpr int kChunk = max_of(kWide, kTileColumns* kSplit);  // columns that a cluster finishes at once
   static constexpr int kTiles = kChunk / kTileColumns, kOwn = kChunk / kSplit;  // the latter: columns, of a block
   static constexpr int kItems = kTileRows / 4;   // of a column, for threads that finish it
   static constexpr int kStride = kTileRows + 4;  // of a column's sums: no two lanes of a store meet in a bank
   // Shared memory: what the groups add up (twice), what other blocks sent (twice), the columns' 1 / rms, barriers, and
-  // the input of so many chunks as there is room for.
-  static constexpr int kShareInput = kTiles * V::kTileBytes, kInputBytes = kShares * kShareInput,
+  // the input of so many rounds as there is room for.
+  static constexpr int kShareInput = kTiles * V::kTileBytes, kInputBytes = kRoundShares * kShareInput,
                        kGroupSums = kChunk * kStride, kSumBytes = kGroups * kGroupSums * 4,
                        kSentFrom = kOwn * kTileRows, kSentBytes = (kSplit - 1) * kSentFrom * 4;
   static constexpr int kMostInputs = 4, kSent = 2 * kSumBytes, kInverse = kSent + 2 * kSentBytes,
@@ -166,7 +166,8 @@ struct Product : Cut {
   static constexpr int kInputs =
       max_of(1, min_of(kMostInputs, ((kSharedBytes - 1024) / Cut::kResident - kInput) / kInputBytes));
   static constexpr int kBytes = kInput + kInputs * kInputBytes;
-  static_assert(kRowTiles % 4 == 0 && kShares % kGroups == 0 && kOf <= 24 && kBytes <= kSharedBytes / Cut::kResident);
+  static_assert(kRowTiles % 4 == 0 && kShares % kGroups == 0 && kRounds <= 4 &&
+                kBytes <= kSharedBytes / Cut::kResident);
 
   // 16 bytes a lane of a ribbon's unit.
   static __device__ __forceinline__ uint4 unit(const uint8_t* from, int u) {
@@ -213,17 +214,16 @@ struct Product : Cut {
       return sum;
     }
   };
-  // Of `Count` of this warp's shares of K, added in pairs. input: shared address of the first one's. fetch(round): the
-  // weights of kAtOnce shares. others: room for the sums of all chains but the first.
+  // Of some of a round's shares of K, added in pairs. input: shared address of the round's. others: room for the sums
+  // of all chains but the first.
   using Chains = float4[kInFlight][M::kChains][kWide / kTileColumns];
-  template <int First, int Count, class Fetch>
-  static __device__ __forceinline__ Sums multiply(Chains& others, const uint4 (&weights)[kAtOnce][kOf], uint32_t input,
-                                                  Fetch fetch) {
+  template <int First = 0, int Count = kAtOnce>
+  static __device__ __forceinline__ Sums multiply(Chains& others, const uint4 (&weights)[kAtOnce][kOf],
+                                                  uint32_t input) {
     if constexpr (Count > kInFlight) {
-      const Sums sum = multiply<First, Count / 2>(others, weights, input, fetch);
-      return sum.plus(multiply<First + Count / 2, Count / 2>(others, weights, input, fetch));
+      const Sums sum = multiply<First, Count / 2>(others, weights, input);
+      return sum.plus(multiply<First + Count / 2, Count / 2>(others, weights, input));
     } else {
-      if constexpr (First % kAtOnce == 0) fetch(First / kAtOnce);
       Sums sum[Count];
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)  // wgmma
       // No swizzle; of a step the halves lie 128 bytes apart, the tiles of columns kTileBytes.
@@ -234,7 +234,7 @@ struct Product : Cut {
       for (int i = 0; i < kOf; i++)
 #pragma unroll
         for (int s = 0; s < Count; s++) {
-          const uint4& a = weights[First % kAtOnce + s][i];
+          const uint4& a = weights[First + s][i];
           const uint64_t b = from + (s * kShareInput + i * kStepBytes) / 16;
           if (i == 0) wgmma_fresh(sum[s].tile, a, b);
           else wgmma(i % M::kChains ? others[s][i % M::kChains] : sum[s].tile, a, b, i >= M::kChains);
@@ -253,6 +253,23 @@ struct Product : Cut {
         for (int s = 0; s < Count; s += 2 * level) sum[s] = sum[s].plus(sum[s + level]);
       return sum[0];
     }
+  }
+  // A round's sums to where the round before left its own. Rounds are added in pairs: 0 and 1, 2 and 3, both. Round 2's
+  // wait at `second`: there the last turn's were, which all are done with.
+  static __device__ __forceinline__ void keep(const Sums& sums, float* first, float* second, int round) {
+    float y[kWide / 2];
+    auto each = [&](auto work) {
+#pragma unroll
+      for (int i = 0; i < kWide / 2; i++) work(y[i], (i / 4 * kTileColumns + i % 2) * kStride + i / 2 % 2 * 8);
+    };
+#pragma unroll
+    for (int t = 0; t < kWide / kTileColumns; t++)
+      y[4 * t] = sums.tile[t].x, y[4 * t + 1] = sums.tile[t].y, y[4 * t + 2] = sums.tile[t].z,
+            y[4 * t + 3] = sums.tile[t].w;
+    if (kRounds > 2 && round == 3) each([&](float& sum, int at) { sum = second[at] + sum; });
+    if (kRounds > 1 && round % 2) each([&](float& sum, int at) { sum = first[at] + sum; });
+    float* const to = kRounds > 2 && round == 2 ? second : first;
+    each([&](float& sum, int at) { to[at] = sum; });
   }
 };
 
@@ -319,15 +336,14 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
   float* const inverse = reinterpret_cast<float*>(memory + Q::kInverse);
   const uint32_t shared = shared_address(memory), input = shared + Q::kInput, bars = shared + Q::kBarriers;
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, rank = blockIdx.x % kSplit, tile = blockIdx.x / kSplit,
-            first_share = rank * Q::kShares, row_tile = warp % Q::kRowTiles, group = warp / Q::kRowTiles,
-            group_share = group * Q::kGroupShares;
+            first_share = rank * Q::kShares, row_tile = warp % Q::kRowTiles, group = warp / Q::kRowTiles;
   uint4 weights[Q::kAtOnce][Q::kOf];
   typename Q::Chains others{};
-  auto load = [&](int round) {
+  auto load = [&](int of_turn) {
 #pragma unroll
     for (int s = 0; s < Q::kAtOnce; s++)
       Q::load(a.place.matrix, a.place.block_bytes, tile * Q::kRowTiles + row_tile,
-              first_share + group_share + round * Q::kAtOnce + s, lane, weights[s]);
+              first_share + group * Q::kGroupShares + of_turn * Q::kAtOnce + s, lane, weights[s]);
   };
   load(0);
   if (tid == 0) {
@@ -345,20 +361,22 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
   const int columns = *a.columns, step = gridDim.y * Q::kChunk, begin = blockIdx.y * Q::kChunk;
   __syncthreads();
   cudaGridDependencySynchronize();
-  // A turn's input, by the first warp: of each share its tiles.
-  auto fetch = [&](int turn) {
-    const int first = begin + turn * step;
+  // The input of a round, counted over all turns, by the first warp: of each share its tiles.
+  auto fetch = [&](int round) {
+    const int first = begin + round / Q::kRounds * step;
     if (first >= columns) return;
-    const int bytes = min(Q::kChunk, round_up(columns - first, kTileColumns)) / kTileColumns * V::kTileBytes;
-    const uint32_t bar = bars + turn % Q::kInputs * 8;
-    if (lane == 0) mbarrier_expect(bar, Q::kShares * bytes);
+    const int bytes = min(Q::kChunk, round_up(columns - first, kTileColumns)) / kTileColumns * V::kTileBytes,
+              share = first_share + lane / Q::kAtOnce * Q::kGroupShares + round % Q::kRounds * Q::kAtOnce +
+                      lane % Q::kAtOnce;
+    const uint32_t bar = bars + round % Q::kInputs * 8;
+    if (lane == 0) mbarrier_expect(bar, Q::kRoundShares * bytes);
     __syncwarp();
-    if (lane < Q::kShares)
-      bulk_copy(input + turn % Q::kInputs * Q::kInputBytes + lane * Q::kShareInput,
-                a.vector + (first_share + lane) * V::kShareBytes + first / kTileColumns * V::kTileBytes, bytes, bar);
+    if (lane < Q::kRoundShares)
+      bulk_copy(input + round % Q::kInputs * Q::kInputBytes + lane * Q::kShareInput,
+                a.vector + share * V::kShareBytes + first / kTileColumns * V::kTileBytes, bytes, bar);
   };
   if (warp == 0)
-    for (int turn = 0; turn < Q::kInputs; turn++) fetch(turn);
+    for (int round = 0; round < Q::kInputs; round++) fetch(round);
   if constexpr (Finish::kNormed)
     for (int i = tid; i < kBatchColumns; i += Q::kThreads) {
       const int column = begin + i / Q::kChunk * step + i % Q::kChunk;
@@ -375,20 +393,26 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
     const uint32_t sent_bar = bars + (Q::kInputs + (turn & 1)) * 8;
     if constexpr (kCluster)
       if (tid == 0 && own_columns > 0) mbarrier_expect(sent_bar, own_columns * Q::kTileRows * 4 * (kSplit - 1));
-    wait_for_copy(bars + turn % Q::kInputs * 8, turn / Q::kInputs & 1);
 #pragma unroll 1
-    for (int part = 0; part < tiles; part += Q::kWide / kTileColumns) {
-      const auto sum = Q::template multiply<0, Q::kGroupShares>(
-          others, weights,
-          input + turn % Q::kInputs * Q::kInputBytes + group_share * Q::kShareInput + part * V::kTileBytes,
-          [&](int round) {
-            if (Q::kRounds > 1 && (turn || part || round)) load(round);
-          });
-#pragma unroll
-      for (int t = 0; t < Q::kWide / kTileColumns; t++) {
-        float* const p = sums + group * Q::kGroupSums + ((part + t) * kTileColumns + lane % 4 * 2) * Q::kStride +
-                         row_tile * 16 + lane / 4;
-        p[0] = sum.tile[t].x, p[Q::kStride] = sum.tile[t].y, p[8] = sum.tile[t].z, p[Q::kStride + 8] = sum.tile[t].w;
+    for (int of_turn = 0; of_turn < Q::kRounds; of_turn++) {
+      const int round = turn * Q::kRounds + of_turn,
+                group = thread_index() / 32 / Q::kRowTiles;  // read anew: kept, it would be spilled
+      if (Q::kRounds > 1 && round) {
+        if (of_turn) {
+          __syncthreads();  // all are done with the last round's input
+          if (warp == 0) fetch(round - 1 + Q::kInputs);
+        }
+        load(of_turn);
+      }
+      wait_for_copy(bars + round % Q::kInputs * 8, round / Q::kInputs & 1);
+#pragma unroll 1
+      for (int part = 0; part < tiles; part += Q::kWide / kTileColumns) {
+        const auto sum = Q::multiply(
+            others, weights,
+            input + round % Q::kInputs * Q::kInputBytes + group * Q::kAtOnce * Q::kShareInput + part * V::kTileBytes);
+        float* const p =
+            sums + group * Q::kGroupSums + (part * kTileColumns + lane % 4 * 2) * Q::kStride + row_tile * 16 + lane / 4;
+        Q::keep(sum, p, p + (turn & 1 ? -1 : 1) * Q::kSumBytes / 4, of_turn);
       }
     }
     // Warps take turns too: those that finish a chunk come later to the next one's products than the others.
@@ -402,7 +426,7 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
         given[i] = finish.given(first + own + item / Q::kItems, tile * Q::kTileRows + item % Q::kItems * 4);
     }
     __syncthreads();  // all sums are there, and all are done with the input and with the last turn's sums
-    if (warp == 0) fetch(turn + Q::kInputs);
+    if (warp == 0) fetch(turn * Q::kRounds + Q::kRounds - 1 + Q::kInputs);
     auto sum_of_groups = [&](int column, int row) {
       float4 y[Q::kGroups];
 #pragma unroll

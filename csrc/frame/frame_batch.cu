@@ -144,7 +144,7 @@ struct CutOfProduct<2048, 2048> {
 };
 template <>
 struct CutOfProduct<6144, 2048> {
-  using Type = Shape<8, 1, 4, 32>;
+  using Type = Shape<8, 1, 4, 32, 64>;
 };
 template <int K, int Hidden = 0>
 using CutOf = typename CutOfProduct<K, Hidden>::Type;
