@@ -395,8 +395,9 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
       if (tid == 0 && own_columns > 0) mbarrier_expect(sent_bar, own_columns * Q::kTileRows * 4 * (kSplit - 1));
 #pragma unroll 1
     for (int of_turn = 0; of_turn < Q::kRounds; of_turn++) {
-      const int round = turn * Q::kRounds + of_turn,
-                group = thread_index() / 32 / Q::kRowTiles;  // read anew: kept, it would be spilled
+      // The warp's place is read anew: kept, it would be spilled.
+      const int round = turn * Q::kRounds + of_turn, row_tile = thread_index() / 32 % Q::kRowTiles,
+                group = thread_index() / 32 / Q::kRowTiles;
       if (Q::kRounds > 1 && round) {
         if (of_turn) {
           __syncthreads();  // all are done with the last round's input
@@ -406,7 +407,9 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
       }
       wait_for_copy(bars + round % Q::kInputs * 8, round / Q::kInputs & 1);
 #pragma unroll 1
-      for (int part = 0; part < tiles; part += Q::kWide / kTileColumns) {
+      for (int i = 0; i < Q::kChunk / Q::kWide; i++) {
+        const int part = i * (Q::kWide / kTileColumns);  // its first tile
+        if (i && part >= tiles) break;
         const auto sum = Q::multiply(
             others, weights,
             input + round % Q::kInputs * Q::kInputBytes + group * Q::kAtOnce * Q::kShareInput + part * V::kTileBytes);
