@@ -229,6 +229,8 @@ struct Product : Cut {
       // No swizzle; of a step the halves lie 128 bytes apart, the tiles of columns kTileBytes.
       const uint64_t from = ((input + First * kShareInput) & 0x3ffff) >> 4 | 128ull / 16 << 16 |
                             static_cast<uint64_t>(V::kTileBytes / 16) << 32;
+      // A share that is only added to another one needs no registers of its own.
+      auto shared = [](int share) { return M::kChains == 1 && share % 2; };
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
       for (int i = 0; i < kOf; i++)
@@ -236,16 +238,19 @@ struct Product : Cut {
         for (int s = 0; s < Count; s++) {
           const uint4& a = weights[First + s][i];
           const uint64_t b = from + (s * kShareInput + i * kStepBytes) / 16;
-          if (i == 0) wgmma_fresh(sum[s].tile, a, b);
-          else wgmma(i % M::kChains ? others[s][i % M::kChains] : sum[s].tile, a, b, i >= M::kChains);
+          const bool other = i % M::kChains || shared(First + s);
+          if (i == 0 && !other) wgmma_fresh(sum[s].tile, a, b);
+          else wgmma(other ? others[s][i % M::kChains] : sum[s].tile, a, b, i >= M::kChains);
         }
       asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
       for (int s = 0; s < Count; s++)
 #pragma unroll
-        for (int t = 0; t < kWide / kTileColumns; t++)
+        for (int t = 0; t < kWide / kTileColumns; t++) {
+          if (shared(First + s)) sum[s].tile[t] = others[s][0][t];
 #pragma unroll
           for (int c = 1; c < M::kChains; c++) sum[s].tile[t] = qmk::plus(sum[s].tile[t], others[s][c][t]);
+        }
 #endif
 #pragma unroll
       for (int level = 1; level < Count; level *= 2)
@@ -361,22 +366,24 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
   const int columns = *a.columns, step = gridDim.y * Q::kChunk, begin = blockIdx.y * Q::kChunk;
   __syncthreads();
   cudaGridDependencySynchronize();
-  // The input of a round, counted over all turns, by the first warp: of each share its tiles.
+  // The input of a round, counted over all turns: of each share its tiles. A thread takes some 30 cycles a copy, so
+  // each warp asks for its own ones.
   auto fetch = [&](int round) {
     const int first = begin + round / Q::kRounds * step;
     if (first >= columns) return;
-    const int bytes = min(Q::kChunk, round_up(columns - first, kTileColumns)) / kTileColumns * V::kTileBytes,
-              share = first_share + lane / Q::kAtOnce * Q::kGroupShares + round % Q::kRounds * Q::kAtOnce +
-                      lane % Q::kAtOnce;
+    const int bytes = min(Q::kChunk, round_up(columns - first, kTileColumns)) / kTileColumns * V::kTileBytes;
     const uint32_t bar = bars + round % Q::kInputs * 8;
-    if (lane == 0) mbarrier_expect(bar, Q::kRoundShares * bytes);
+    if (tid == 0) mbarrier_expect(bar, Q::kRoundShares * bytes);
+    if (lane == 0)
+      for (int i = warp; i < Q::kRoundShares; i += Q::kThreads / 32) {
+        const int share =
+            first_share + i / Q::kAtOnce * Q::kGroupShares + round % Q::kRounds * Q::kAtOnce + i % Q::kAtOnce;
+        bulk_copy(input + round % Q::kInputs * Q::kInputBytes + i * Q::kShareInput,
+                  a.vector + share * V::kShareBytes + first / kTileColumns * V::kTileBytes, bytes, bar);
+      }
     __syncwarp();
-    if (lane < Q::kRoundShares)
-      bulk_copy(input + round % Q::kInputs * Q::kInputBytes + lane * Q::kShareInput,
-                a.vector + share * V::kShareBytes + first / kTileColumns * V::kTileBytes, bytes, bar);
   };
-  if (warp == 0)
-    for (int round = 0; round < Q::kInputs; round++) fetch(round);
+  for (int round = 0; round < Q::kInputs; round++) fetch(round);
   if constexpr (Finish::kNormed)
     for (int i = tid; i < kBatchColumns; i += Q::kThreads) {
       const int column = begin + i / Q::kChunk * step + i % Q::kChunk;
@@ -401,7 +408,7 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
       if (Q::kRounds > 1 && round) {
         if (of_turn) {
           __syncthreads();  // all are done with the last round's input
-          if (warp == 0) fetch(round - 1 + Q::kInputs);
+          fetch(round - 1 + Q::kInputs);
         }
         load(of_turn);
       }
@@ -429,7 +436,7 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
         given[i] = finish.given(first + own + item / Q::kItems, tile * Q::kTileRows + item % Q::kItems * 4);
     }
     __syncthreads();  // all sums are there, and all are done with the input and with the last turn's sums
-    if (warp == 0) fetch(turn * Q::kRounds + Q::kRounds - 1 + Q::kInputs);
+    fetch(turn * Q::kRounds + Q::kRounds - 1 + Q::kInputs);
     auto sum_of_groups = [&](int column, int row) {
       float4 y[Q::kGroups];
 #pragma unroll

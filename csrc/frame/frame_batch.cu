@@ -132,15 +132,23 @@ struct PublishAttended {
 // needs all its rows in one block: 128 of 1.7B.
 template <int K, int Hidden>
 struct CutOfProduct {
-  using Type = Shape<4, 4, K <= 1024 ? 1 : 2, 16>;
+  using Type = Shape<4, 2, 1, 32>;
+};
+template <>
+struct CutOfProduct<2048, 0> {
+  using Type = Shape<4, 4, 2, 32>;
+};
+template <>
+struct CutOfProduct<2048, 1024> {
+  using Type = Shape<4, 2, 4, 16, 8, 2>;
 };
 template <>
 struct CutOfProduct<3072, 1024> {
-  using Type = Shape<4, 4, 4, 16>;
+  using Type = Shape<4, 2, 4, 32>;
 };
 template <>
 struct CutOfProduct<2048, 2048> {
-  using Type = Shape<8, 2, 4, 16>;
+  using Type = Shape<8, 1, 4, 32>;
 };
 template <>
 struct CutOfProduct<6144, 2048> {
