@@ -104,11 +104,6 @@ __device__ __forceinline__ uint32_t load_relaxed4(const void* p) {
   return v;
 }
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void prefetch_bulk(const void* p, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes));
-}
-#endif
 __device__ __forceinline__ uint32_t clock_now() {
   uint32_t t;
   asm volatile("mov.u32 %0, %%clock;" : "=r"(t)::"memory");

@@ -87,27 +87,11 @@ __device__ __forceinline__ float inverse_rms_of(const float* squares, int column
   return rsqrtf(sum_of_pairs(y) * (1.f / K) + 1e-6f);
 }
 
-// d = A * B, or d += it: 64 rows by 16 or 32 columns, a step of K. A warp has 16 rows, as in mma's A operand; of 8
+// d = A * B, or d += it: 64 rows by 32 columns, a step of K. A warp has 16 rows, as in mma's A operand; of 8
 // columns each lane gets what mma gives it. The bits are mma's: 200 million sums of 1 to 8 steps were equal.
 //
 // ptxas (13.0) takes sums of the same registers for the same sums, whatever wgmma wrote there in between. wgmma_fresh
 // gets registers of its own, so one of them in each sum suffices. If all were, more would be needed than there are.
-__device__ __forceinline__ void wgmma_fresh(float4 (&d)[2], const uint4& a, uint64_t b) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, 0, 0;\n"
-      " wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, "
-      "%12, p, 1, 1, 0;\n}"
-      : "=f"(d[0].x), "=f"(d[0].y), "=f"(d[0].z), "=f"(d[0].w), "=f"(d[1].x), "=f"(d[1].y), "=f"(d[1].z), "=f"(d[1].w)
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
-}
-__device__ __forceinline__ void wgmma(float4 (&d)[2], const uint4& a, uint64_t b, bool add) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %13, 0;\n"
-      " wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, "
-      "%12, p, 1, 1, 0;\n}"
-      : "+f"(d[0].x), "+f"(d[0].y), "+f"(d[0].z), "+f"(d[0].w), "+f"(d[1].x), "+f"(d[1].y), "+f"(d[1].z), "+f"(d[1].w)
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)));
-}
 __device__ __forceinline__ void wgmma_fresh(float4 (&d)[4], const uint4& a, uint64_t b) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, 0, 0;\n"
@@ -130,44 +114,40 @@ __device__ __forceinline__ void wgmma(float4 (&d)[4], const uint4& a, uint64_t b
 constexpr int power_of_2_below(int n) { return n < 2 ? 1 : 2 * power_of_2_below(n / 2); }
 
 // How a product is cut: a block has RowTiles tiles of 16 rows, and Groups warps for each, which share the block's part
-// of K. So many Blocks of a cluster share K. Wide: columns of a wgmma. Chunk: columns that a cluster finishes at once,
-// at least. Resident: blocks that a multiprocessor holds.
-template <int RowTiles, int Groups, int Blocks, int Wide, int Chunk = 8, int Resident = 1>
+// of K. So many Blocks of a cluster share K. Chunk: columns that a cluster finishes at once.
+template <int RowTiles, int Groups, int Blocks, int Chunk = 32>
 struct Shape {
-  static constexpr int kRowTiles = RowTiles, kGroups = Groups, kSplit = Blocks, kWide = Wide, kResident = Resident,
-                       kChunk = max_of(max_of(Wide, Chunk), kTileColumns* Blocks);
+  static constexpr int kRowTiles = RowTiles, kGroups = Groups, kSplit = Blocks, kChunk = Chunk;
 };
+constexpr int kAtOnceColumns =
+    32;  // columns of a wgmma; with 16, reading A from registers takes longer than the product
 
 // A matrix of which a block of the persistent kernel has `Rows` rows.
 template <int Rows, int K, bool Fp8, class Cut>
 struct Product : Cut {
   using M = Matvec<Rows, K, Fp8>;
   using V = VectorLayout<K>;
-  using Cut::kChunk, Cut::kGroups, Cut::kRowTiles, Cut::kSplit, Cut::kWide;
+  using Cut::kChunk, Cut::kGroups, Cut::kRowTiles, Cut::kSplit;
   static constexpr int kOf = kSteps<K>, kInner = K, kTileRows = kRowTiles * 16, kThreads = kRowTiles * kGroups * 32;
   static constexpr int kShares = kWarps / kSplit, kGroupShares = kShares / kGroups;  // of a block, of a warp
   // Shares whose weights registers hold. Where a warp has more, each chunk takes some rounds, each with other weights.
-  static constexpr int kFragments = kThreads * Cut::kResident > 256 ? 16 : 32,
+  static constexpr int kFragments = kThreads > 256 ? 16 : 32,
                        kAtOnce = power_of_2_below(min_of(kGroupShares, kFragments / kOf)),
                        kRounds = kGroupShares / kAtOnce, kRoundShares = kGroups * kAtOnce;
   // Shares whose sums registers hold beside them.
-  static constexpr int kInFlight = min_of(kAtOnce, power_of_2_below(32 / (M::kChains * kWide)));
+  static constexpr int kInFlight = min_of(kAtOnce, power_of_2_below(32 / (M::kChains * kAtOnceColumns)));
   static constexpr int kTiles = kChunk / kTileColumns, kOwn = kChunk / kSplit;  // the latter: columns, of a block
   static constexpr int kItems = kTileRows / 4;   // of a column, for threads that finish it
   static constexpr int kStride = kTileRows + 4;  // of a column's sums: no two lanes of a store meet in a bank
   // Shared memory: what the groups add up (twice), what other blocks sent (twice), the columns' 1 / rms, barriers, and
-  // the input of so many rounds as there is room for.
+  // the input of a round. With room for more rounds, fewer blocks would fit a multiprocessor.
   static constexpr int kShareInput = kTiles * V::kTileBytes, kInputBytes = kRoundShares * kShareInput,
                        kGroupSums = kChunk * kStride, kSumBytes = kGroups * kGroupSums * 4,
                        kSentFrom = kOwn * kTileRows, kSentBytes = (kSplit - 1) * kSentFrom * 4;
-  static constexpr int kMostInputs = 4, kSent = 2 * kSumBytes, kInverse = kSent + 2 * kSentBytes,
-                       kBarriers = kInverse + kBatchColumns * 4,
-                       kInput = round_up(kBarriers + (kMostInputs + 2) * 8, 128);
-  static constexpr int kInputs =
-      max_of(1, min_of(kMostInputs, ((kSharedBytes - 1024) / Cut::kResident - kInput) / kInputBytes));
-  static constexpr int kBytes = kInput + kInputs * kInputBytes;
-  static_assert(kRowTiles % 4 == 0 && kShares % kGroups == 0 && kRounds <= 4 &&
-                kBytes <= kSharedBytes / Cut::kResident);
+  static constexpr int kSent = 2 * kSumBytes, kInverse = kSent + 2 * kSentBytes,
+                       kBarriers = kInverse + kBatchColumns * 4, kInput = round_up(kBarriers + 3 * 8, 128),
+                       kBytes = kInput + kInputBytes;
+  static_assert(kRowTiles % 4 == 0 && kShares % kGroups == 0 && kRounds <= 4 && kBytes <= kSharedBytes);
 
   // 16 bytes a lane of a ribbon's unit.
   static __device__ __forceinline__ uint4 unit(const uint8_t* from, int u) {
@@ -203,20 +183,20 @@ struct Product : Cut {
     }
   }
 
-  // Sums of kWide columns: of each of their tiles what mma gives this lane.
+  // Sums of kAtOnceColumns columns: of each of their tiles what mma gives this lane.
   struct Sums {
-    float4 tile[kWide / kTileColumns];
+    float4 tile[kAtOnceColumns / kTileColumns];
 
     __device__ __forceinline__ Sums plus(const Sums& other) const {
       Sums sum;
 #pragma unroll
-      for (int t = 0; t < kWide / kTileColumns; t++) sum.tile[t] = qmk::plus(tile[t], other.tile[t]);
+      for (int t = 0; t < kAtOnceColumns / kTileColumns; t++) sum.tile[t] = qmk::plus(tile[t], other.tile[t]);
       return sum;
     }
   };
   // Of some of a round's shares of K, added in pairs. input: shared address of the round's. others: room for the sums
   // of all chains but the first.
-  using Chains = float4[kInFlight][M::kChains][kWide / kTileColumns];
+  using Chains = float4[kInFlight][M::kChains][kAtOnceColumns / kTileColumns];
   template <int First = 0, int Count = kAtOnce>
   static __device__ __forceinline__ Sums multiply(Chains& others, const uint4 (&weights)[kAtOnce][kOf],
                                                   uint32_t input) {
@@ -246,7 +226,7 @@ struct Product : Cut {
 #pragma unroll
       for (int s = 0; s < Count; s++)
 #pragma unroll
-        for (int t = 0; t < kWide / kTileColumns; t++) {
+        for (int t = 0; t < kAtOnceColumns / kTileColumns; t++) {
           if (shared(First + s)) sum[s].tile[t] = others[s][0][t];
 #pragma unroll
           for (int c = 1; c < M::kChains; c++) sum[s].tile[t] = qmk::plus(sum[s].tile[t], others[s][c][t]);
@@ -262,13 +242,13 @@ struct Product : Cut {
   // A round's sums to where the round before left its own. Rounds are added in pairs: 0 and 1, 2 and 3, both. Round 2's
   // wait at `second`: there the last turn's were, which all are done with.
   static __device__ __forceinline__ void keep(const Sums& sums, float* first, float* second, int round) {
-    float y[kWide / 2];
+    float y[kAtOnceColumns / 2];
     auto each = [&](auto work) {
 #pragma unroll
-      for (int i = 0; i < kWide / 2; i++) work(y[i], (i / 4 * kTileColumns + i % 2) * kStride + i / 2 % 2 * 8);
+      for (int i = 0; i < kAtOnceColumns / 2; i++) work(y[i], (i / 4 * kTileColumns + i % 2) * kStride + i / 2 % 2 * 8);
     };
 #pragma unroll
-    for (int t = 0; t < kWide / kTileColumns; t++)
+    for (int t = 0; t < kAtOnceColumns / kTileColumns; t++)
       y[4 * t] = sums.tile[t].x, y[4 * t + 1] = sums.tile[t].y, y[4 * t + 2] = sums.tile[t].z,
             y[4 * t + 3] = sums.tile[t].w;
     if (kRounds > 2 && round == 3) each([&](float& sum, int at) { sum = second[at] + sum; });
@@ -278,22 +258,9 @@ struct Product : Cut {
   }
 };
 
-// Where a matrix lies in the ribbons: from where it begins in block 0's.
-struct MatrixPlace {
-  const uint8_t* matrix;
-  size_t block_bytes;  // from a block's ribbon to the next one's
-  int bytes;           // of the matrix in a ribbon
-  int ribbons;         // that L2 may get before
-
-  // A part of them.
-  __device__ __forceinline__ void prefetch(int part, int parts) const {
-    for (int i = part * ribbons / parts; i < (part + 1) * ribbons / parts; i++)
-      prefetch_bulk(matrix + i * block_bytes, bytes);
-  }
-};
 struct ProductArgs {
-  MatrixPlace place, next;  // next: of the product behind this one
-  int resident;             // blocks that run at once
+  const uint8_t* matrix;  // of block 0's ribbon
+  size_t block_bytes;     // from a block's ribbon to the next one's
   const uint8_t* vector;
   const float* squares;  // of the vector, where Finish wants 1 / rms
   const int* columns;    // of this launch
@@ -331,9 +298,8 @@ __device__ __forceinline__ void send(uint32_t to, float4 v, uint32_t bar) {
 // Multiply the columns by the matrix. finish(sums, column, row, inverse, given): of 4 rows from `row` on; a warp's
 // lanes have neighbouring ones. given(column, row): what it needs of memory. Cluster: kSplit blocks of neighbouring x.
 template <class Q, class Finish>
-__global__ void __launch_bounds__(Q::kThreads, Q::kResident)
+__global__ void __launch_bounds__(Q::kThreads)
     product_kernel(const __grid_constant__ ProductArgs a, const __grid_constant__ Finish finish) {
-  cudaTriggerProgrammaticLaunchCompletion();  // the next kernel may fetch its weights
   constexpr int K = Q::kInner, kSplit = Q::kSplit;
   constexpr bool kCluster = kSplit > 1;
   using V = VectorLayout<K>;
@@ -347,43 +313,37 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
   auto load = [&](int of_turn) {
 #pragma unroll
     for (int s = 0; s < Q::kAtOnce; s++)
-      Q::load(a.place.matrix, a.place.block_bytes, tile * Q::kRowTiles + row_tile,
+      Q::load(a.matrix, a.block_bytes, tile * Q::kRowTiles + row_tile,
               first_share + group * Q::kGroupShares + of_turn * Q::kAtOnce + s, lane, weights[s]);
   };
   load(0);
   if (tid == 0) {
-    for (int i = 0; i < Q::kInputs + 2; i++) mbarrier_init(bars + i * 8, 1);
+    for (int i = 0; i < 3; i++) mbarrier_init(bars + i * 8, 1);
     mbarrier_init_fence();
   }
   if constexpr (kCluster) arrive_at_cluster();  // the barriers may be told
-  // Memory would be idle behind these weights, while sums are made. L2 gets those of the blocks that come when this one
-  // has ended, then of the next product.
-  if (tid == Q::kThreads - 1) {
-    const int block = blockIdx.y * gridDim.x + blockIdx.x, behind = block + a.resident - gridDim.x * gridDim.y;
-    if (behind < 0) a.place.prefetch(block + a.resident, gridDim.x);
-    else a.next.prefetch(behind, a.resident);
-  }
   const int columns = *a.columns, step = gridDim.y * Q::kChunk, begin = blockIdx.y * Q::kChunk;
   __syncthreads();
+  // The next kernel may fetch its weights only now: its blocks would take room from those of this one.
   cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
   // The input of a round, counted over all turns: of each share its tiles. A thread takes some 30 cycles a copy, so
   // each warp asks for its own ones.
   auto fetch = [&](int round) {
     const int first = begin + round / Q::kRounds * step;
     if (first >= columns) return;
     const int bytes = min(Q::kChunk, round_up(columns - first, kTileColumns)) / kTileColumns * V::kTileBytes;
-    const uint32_t bar = bars + round % Q::kInputs * 8;
-    if (tid == 0) mbarrier_expect(bar, Q::kRoundShares * bytes);
+    if (tid == 0) mbarrier_expect(bars, Q::kRoundShares * bytes);
     if (lane == 0)
       for (int i = warp; i < Q::kRoundShares; i += Q::kThreads / 32) {
         const int share =
             first_share + i / Q::kAtOnce * Q::kGroupShares + round % Q::kRounds * Q::kAtOnce + i % Q::kAtOnce;
-        bulk_copy(input + round % Q::kInputs * Q::kInputBytes + i * Q::kShareInput,
-                  a.vector + share * V::kShareBytes + first / kTileColumns * V::kTileBytes, bytes, bar);
+        bulk_copy(input + i * Q::kShareInput, a.vector + share * V::kShareBytes + first / kTileColumns * V::kTileBytes,
+                  bytes, bars);
       }
     __syncwarp();
   };
-  for (int round = 0; round < Q::kInputs; round++) fetch(round);
+  fetch(0);
   if constexpr (Finish::kNormed)
     for (int i = tid; i < kBatchColumns; i += Q::kThreads) {
       const int column = begin + i / Q::kChunk * step + i % Q::kChunk;
@@ -397,7 +357,7 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
               own_columns = min(Q::kOwn, tiles * kTileColumns - own);
     float* const sums = reinterpret_cast<float*>(memory + (turn & 1) * Q::kSumBytes);
     const int sent = Q::kSent + (turn & 1) * Q::kSentBytes;
-    const uint32_t sent_bar = bars + (Q::kInputs + (turn & 1)) * 8;
+    const uint32_t sent_bar = bars + (1 + (turn & 1)) * 8;
     if constexpr (kCluster)
       if (tid == 0 && own_columns > 0) mbarrier_expect(sent_bar, own_columns * Q::kTileRows * 4 * (kSplit - 1));
 #pragma unroll 1
@@ -408,18 +368,17 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
       if (Q::kRounds > 1 && round) {
         if (of_turn) {
           __syncthreads();  // all are done with the last round's input
-          fetch(round - 1 + Q::kInputs);
+          fetch(round);
         }
         load(of_turn);
       }
-      wait_for_copy(bars + round % Q::kInputs * 8, round / Q::kInputs & 1);
+      wait_for_copy(bars, round & 1);
 #pragma unroll 1
-      for (int i = 0; i < Q::kChunk / Q::kWide; i++) {
-        const int part = i * (Q::kWide / kTileColumns);  // its first tile
+      for (int i = 0; i < Q::kChunk / kAtOnceColumns; i++) {
+        const int part = i * (kAtOnceColumns / kTileColumns);  // its first tile
         if (i && part >= tiles) break;
-        const auto sum = Q::multiply(
-            others, weights,
-            input + round % Q::kInputs * Q::kInputBytes + group * Q::kAtOnce * Q::kShareInput + part * V::kTileBytes);
+        const auto sum =
+            Q::multiply(others, weights, input + group * Q::kAtOnce * Q::kShareInput + part * V::kTileBytes);
         float* const p =
             sums + group * Q::kGroupSums + (part * kTileColumns + lane % 4 * 2) * Q::kStride + row_tile * 16 + lane / 4;
         Q::keep(sum, p, p + (turn & 1 ? -1 : 1) * Q::kSumBytes / 4, of_turn);
@@ -436,7 +395,7 @@ __global__ void __launch_bounds__(Q::kThreads, Q::kResident)
         given[i] = finish.given(first + own + item / Q::kItems, tile * Q::kTileRows + item % Q::kItems * 4);
     }
     __syncthreads();  // all sums are there, and all are done with the input and with the last turn's sums
-    fetch(turn * Q::kRounds + Q::kRounds - 1 + Q::kInputs);
+    fetch((turn + 1) * Q::kRounds);
     auto sum_of_groups = [&](int column, int row) {
       float4 y[Q::kGroups];
 #pragma unroll

@@ -128,33 +128,38 @@ struct PublishAttended {
   }
 };
 
-// How products with K of a row's values are cut; Hidden: of the residual that they make, or 0. A share's sum of squares
-// needs all its rows in one block: 128 of 1.7B.
+// How products with K of a row's values are cut, as measured (docs/log). Hidden: of the residual that they make. A
+// share's sum of squares needs all its rows in one block: 128 of 1.7B.
+constexpr int kOther = 0, kGates = 1;  // in place of a residual
 template <int K, int Hidden>
 struct CutOfProduct {
-  using Type = Shape<4, 2, 1, 32>;
+  using Type = Shape<4, 2, 1>;
 };
 template <>
-struct CutOfProduct<2048, 0> {
-  using Type = Shape<4, 4, 2, 32>;
+struct CutOfProduct<1024, kGates> {
+  using Type = Shape<4, 4, 1>;
+};
+template <int Rows>
+struct CutOfProduct<2048, Rows> {
+  using Type = Shape<4, 4, 2>;
 };
 template <>
 struct CutOfProduct<2048, 1024> {
-  using Type = Shape<4, 2, 4, 16, 8, 2>;
+  using Type = Shape<8, 1, 4>;
 };
 template <>
 struct CutOfProduct<3072, 1024> {
-  using Type = Shape<4, 2, 4, 32>;
+  using Type = Shape<4, 2, 4>;
 };
 template <>
 struct CutOfProduct<2048, 2048> {
-  using Type = Shape<8, 1, 4, 32>;
+  using Type = Shape<8, 1, 4, 64>;
 };
 template <>
 struct CutOfProduct<6144, 2048> {
-  using Type = Shape<8, 1, 4, 32, 64>;
+  using Type = Shape<8, 1, 4, 64>;
 };
-template <int K, int Hidden = 0>
+template <int K, int Hidden = kOther>
 using CutOf = typename CutOfProduct<K, Hidden>::Type;
 
 // Puts the kernels of a frame on a stream, one after the other.
@@ -167,18 +172,12 @@ struct Recorder : WeightSteps {
   const FrameParams* const params;  // on the GPU, this launch's
   const cudaStream_t stream;
   cudaError_t error = cudaSuccess;
-  // Each product's kernel has L2 fetch the next one's weights. So the frame is run twice: first its matrices are
-  // listed.
-  bool listing = true;
-  std::vector<MatrixPlace> places{};
-  size_t at = 0;                            // of the next product in them
-  static constexpr int kAhead = 16 << 20;   // bytes that L2 fetches before, at most
   static constexpr int kLeastColumns = 32;  // of a block, where there are as many: each reads all its weights
 
   // cluster: blocks of one; 0: there are none.
   template <class... Params, class... Args>
   void launch(void (*kernel)(Params...), dim3 blocks, int threads, int shared, int cluster, Args... args) {
-    if (listing || error != cudaSuccess) return;
+    if (error != cudaSuccess) return;
     cudaLaunchAttribute attributes[2]{};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -192,24 +191,15 @@ struct Recorder : WeightSteps {
   // A matrix of `rows` rows, from where it begins in block 0's ribbon; a block's has `stages` stages.
   template <class Q, class Finish>
   void product(const uint8_t* matrix, int stages, int rows, VectorName input, const Finish& finish) {
-    const int bytes = Q::M::stages(Q::kOf) * kStageBytes;
-    const MatrixPlace place{matrix, static_cast<size_t>(stages) * kStageBytes, bytes, kBlocks};
-    if (listing) return places.push_back(place);
-    MatrixPlace next = places[++at % places.size()];
-    next.ribbons = min_of(kBlocks, kAhead / next.bytes);
     if (error == cudaSuccess)
       error = cudaFuncSetAttribute(product_kernel<Q, Finish>, cudaFuncAttributeMaxDynamicSharedMemorySize, Q::kBytes);
     // No more clusters than there is room for at once, each with as many chunks as the others.
     const int clusters = rows / Q::kTileRows, chunks = (p.columns + Q::kChunk - 1) / Q::kChunk,
-              least = max_of(1, kLeastColumns / Q::kChunk), at_once = room<Q, Finish>(),
-              most = max_of(1, min_of(at_once / clusters, chunks / least)), turns = (chunks + most - 1) / most,
-              groups = (chunks + turns - 1) / turns;
-    const ProductArgs args{place,
-                           next,
-                           Q::kSplit * max_of(1, min_of(at_once, clusters * groups)),
-                           p.batch.vectors[input],
-                           p.batch.squares[input],
-                           &params->columns};
+              least = max_of(1, kLeastColumns / Q::kChunk),
+              most = max_of(1, min_of(room<Q, Finish>() / clusters, chunks / least)),
+              turns = (chunks + most - 1) / most, groups = (chunks + turns - 1) / turns;
+    const ProductArgs args{matrix, static_cast<size_t>(stages) * kStageBytes, p.batch.vectors[input],
+                           p.batch.squares[input], &params->columns};
     launch(product_kernel<Q, Finish>, dim3(clusters * Q::kSplit, groups), Q::kThreads, Q::kBytes,
            Q::kSplit > 1 ? Q::kSplit : 0, args, finish);
   }
@@ -232,7 +222,7 @@ struct Recorder : WeightSteps {
   void layer(const StackWeights& w, const float* all_scales, int index, bool looked_up, Attend attend) {
     using Qkv = Product<S::kQkvRows, S::kHidden, S::kFp8, CutOf<S::kHidden>>;
     using O = Product<S::kHiddenRows, S::kQ, S::kFp8, CutOf<S::kQ, S::kHidden>>;
-    using GateUp = Product<S::kGateUpRows, S::kHidden, S::kFp8, CutOf<S::kHidden>>;
+    using GateUp = Product<S::kGateUpRows, S::kHidden, S::kFp8, CutOf<S::kHidden, kGates>>;
     using Down = Product<S::kHiddenRows, S::kIntermediate, S::kFp8, CutOf<S::kIntermediate, S::kHidden>>;
     constexpr int kQkvStages = Qkv::M::stages(Qkv::kOf), kOStages = O::M::stages(O::kOf),
                   kGateUpStages = GateUp::M::stages(GateUp::kOf);
@@ -323,8 +313,6 @@ cudaError_t record_frame(const FrameParams& p, const FrameParams* on_gpu, cudaGr
   error = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
   if (error == cudaSuccess) {
     Recorder<Dims> recorder{{}, p, on_gpu, stream};
-    run_frame<Dims>(p, recorder);
-    recorder.listing = false;
     run_frame<Dims>(p, recorder);
     error = cudaStreamEndCapture(stream, &graph);
     if (recorder.error != cudaSuccess) error = recorder.error;
