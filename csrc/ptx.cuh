@@ -19,6 +19,10 @@ __device__ __forceinline__ void sync_compute() {
 // Barrier 2 among the first warps of a block.
 __device__ __forceinline__ void sync_some(int threads) { asm volatile("bar.sync 2, %0;" ::"r"(threads) : "memory"); }
 
+__device__ __forceinline__ void sync_threads(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // Barriers 3 .. among two warps.
 __device__ __forceinline__ void sync_pair(int pair) { asm volatile("bar.sync %0, 64;" ::"r"(3 + pair) : "memory"); }
 
@@ -125,6 +129,16 @@ constexpr bool kBulkCopies = false;
 __device__ __forceinline__ void mbarrier_init(uint32_t bar, uint32_t count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
+// One arrival for a warp, behind all that its lanes did.
+__device__ __forceinline__ void mbarrier_arrive_as_warp(uint32_t bar) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0)
+    asm volatile("{\n .reg .b64 state;\n mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(bar) : "memory");
+}
+// This lane's arrival, once its copies so far have landed.
+__device__ __forceinline__ void mbarrier_arrive_after_copies(uint32_t bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+}
 // Arrive once `loaded`, made of what this warp has just loaded from shared memory, is there. Without it the arrival
 // overtakes the loads: the stage was refilled under them, and about every tenth launch of 8 columns was wrong. Adds 0
 // to the address in a way that ptxas cannot fold.
@@ -164,8 +178,23 @@ __device__ __forceinline__ void bulk_copy(uint32_t dst, const void* src, uint32_
                "l"(src), "r"(bytes), "r"(bar)
                : "memory");
 }
+// Into both blocks of a cluster, at the same place; each is told by its own mbarrier.
+__device__ __forceinline__ void bulk_copy_to_pair(uint32_t dst, const void* src, uint32_t bytes, uint32_t bar) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
+      "%4;" ::"r"(dst),
+      "l"(src), "r"(bytes), "r"(bar), "h"(static_cast<uint16_t>(3))
+      : "memory");
+}
+// Arrive at that mbarrier of a block of the cluster.
+__device__ __forceinline__ void mbarrier_arrive_at(uint32_t bar, int rank) {
+  asm volatile(
+      "{\n .reg .b32 there;\n mapa.shared::cluster.u32 there, %0, %1;\n "
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(bar),
+      "r"(rank)
+      : "memory");
+}
 __device__ __forceinline__ void copy16(uint32_t, const void*, uint64_t) {}
-__device__ __forceinline__ void mbarrier_arrive_after_copies(uint32_t) {}
 #else
 __device__ __forceinline__ void mbarrier_init_fence() { __threadfence_block(); }
 __device__ __forceinline__ void mbarrier_expect(uint32_t, uint32_t) {}
@@ -181,10 +210,6 @@ __device__ __forceinline__ void bulk_copy(uint32_t, const void*, uint32_t, uint3
 __device__ __forceinline__ void copy16(uint32_t dst, const void* src, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "l"(policy)
                : "memory");
-}
-// This lane's arrival, once its copies so far have landed.
-__device__ __forceinline__ void mbarrier_arrive_after_copies(uint32_t bar) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
 }
 #endif
 // Marks cache lines as the first or the last to leave L2.

@@ -42,28 +42,16 @@ __device__ __forceinline__ InputRow find_row(const History& in, int row) {
           row - begin};
 }
 
-// The end of a tile, whose sums lie in shared memory: [rows][pitch]. The blocks of a cluster of `spread` each have
-// those of a part, and each block finishes its share of the tile.
-template <int N, int kPitch, int kThreads>
-__device__ __forceinline__ void finish_tile(const Convolution& p, float* shared, int spread, int rank, int rows,
-                                            int first_row, int first_column) {
-  const int thread = threadIdx.x;
-  const float* others[kParts];
-#if __CUDA_ARCH__ >= 900
-  const auto cluster = cooperative_groups::this_cluster();
-  if (spread > 1) cluster.sync();
-  else __syncthreads();
-#pragma unroll
-  for (int z = 0; z < kParts; ++z) others[z] = spread > 1 && z < spread ? cluster.map_shared_rank(shared, z) : shared;
-#else
-  __syncthreads();
-  others[0] = shared;
-#endif
-  const int items = rows * (N / 4), stride = kThreads * spread;
+// Finish a thread's share of a tile: every `stride`-th four values from `first` on. The parts of their sums lie in
+// shared memory, [rows][pitch] each, of this block and `spread - 1` others.
+template <int N, int kPitch, int kMost>
+__device__ __forceinline__ void finish_items(const Convolution& p, const float* const (&parts)[kMost], int spread,
+                                             int first, int stride, int rows, int first_row, int first_column) {
+  const int items = rows * (N / 4);
   // Everything is read before anything is written: the compiler must assume that they overlap.
   constexpr int kTogether = 4;
 #pragma unroll 1
-  for (int first = thread + rank * kThreads; first < items; first += kTogether * stride) {
+  for (; first < items; first += kTogether * stride) {
     float4 v[kTogether], r[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
@@ -74,12 +62,12 @@ __device__ __forceinline__ void finish_tile(const Convolution& p, float* shared,
       if (p.residual)
         r[i] =
             *reinterpret_cast<const float4*>(p.residual + static_cast<int64_t>(first_row + row) * p.columns + column);
-      float4 sum = *reinterpret_cast<const float4*>(others[0] + at);
+      float4 sum = *reinterpret_cast<const float4*>(parts[0] + at);
 #if __CUDA_ARCH__ >= 900
 #pragma unroll
-      for (int z = 1; z < kParts; ++z)
+      for (int z = 1; z < kMost; ++z)
         if (z < spread) {
-          const float4 x = *reinterpret_cast<const float4*>(others[z] + at);
+          const float4 x = *reinterpret_cast<const float4*>(parts[z] + at);
           sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
         }
 #endif
@@ -111,6 +99,26 @@ __device__ __forceinline__ void finish_tile(const Convolution& p, float* shared,
       store_halves(p.activated + (at - column), column, v[i]);
     }
   }
+}
+
+// The end of a tile, whose sums lie in shared memory: [rows][pitch]. The blocks of a cluster of `spread` each have
+// those of a part, and each block finishes its share of the tile.
+template <int N, int kPitch, int kThreads>
+__device__ __forceinline__ void finish_tile(const Convolution& p, float* shared, int spread, int rank, int rows,
+                                            int first_row, int first_column) {
+  const float* parts[kParts];
+#if __CUDA_ARCH__ >= 900
+  const auto cluster = cooperative_groups::this_cluster();
+  if (spread > 1) cluster.sync();
+  else __syncthreads();
+#pragma unroll
+  for (int z = 0; z < kParts; ++z) parts[z] = spread > 1 && z < spread ? cluster.map_shared_rank(shared, z) : shared;
+#else
+  __syncthreads();
+  parts[0] = shared;
+#endif
+  finish_items<N, kPitch>(p, parts, spread, threadIdx.x + rank * kThreads, kThreads * spread, rows, first_row,
+                          first_column);
 #if __CUDA_ARCH__ >= 900
   if (spread > 1) cluster.sync();  // nobody leaves while others read its shared memory
 #endif

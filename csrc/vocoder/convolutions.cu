@@ -7,7 +7,7 @@
 
 #include "convolution.cuh"
 #include "launch.cuh"
-#include "warpgroup.cuh"
+#include "pipeline.cuh"
 
 namespace qmk {
 namespace {
@@ -203,18 +203,19 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   finish_tile<N, kPitch, kThreads>(p, shared, spread, rank, min(M, total - first_row), first_row, first_column);
 }
 
-// A way to cut a result into tiles [m][n], its sums over so many blocks, and its time by a model fitted to an H200:
-// microseconds of a step of a block that has its multiprocessor for itself, of one of several there, and of its end.
+// A way to cut a result into tiles [m][n], its sums over so many blocks, and its time by a model fitted to an H200 (but
+// for a pipeline: what L2 allows): microseconds of a step of a block that has its multiprocessor for itself, of one of
+// several there, and of its end.
 struct Cut {
   int m, n;
   float step_us, shared_us, end_us;
-  bool warpgroup = false;  // by `wgmma`
+  bool warpgroup = false;  // by `wgmma`; 128 rows: in a pipeline
   int blocks = 1;
   float us = INFINITY;
 };
 
 Cut timed(Cut cut, const Convolution& p, int rows, int blocks, int processors) {
-  if (p.columns % cut.n) return cut;
+  if (p.columns % cut.n || (cut.m == 128 && blocks > 1)) return cut;
   const int steps = p.taps * (p.in.channels / kDepth), tiles = (rows + cut.m - 1) / cut.m * (p.columns / cut.n);
   const int each = (tiles * blocks + processors - 1) / processors, per_block = (steps + blocks - 1) / blocks;
   cut.blocks = blocks;
@@ -223,17 +224,19 @@ Cut timed(Cut cut, const Convolution& p, int rows, int blocks, int processors) {
   return cut;
 }
 
-constexpr Cut kCuts[] = {{16, 64, 0.286f, 0.241f, 1.14f},      {32, 32, 0.316f, 0.215f, 0.75f},
-                         {32, 64, 0.359f, 0.280f, 1.19f},      {64, 64, 0.538f, 0.389f, 2.23f},
-                         {64, 96, 0.792f, 0.582f, 3.38f},      {64, 64, 0.355f, 0.245f, 2.00f, true},
-                         {64, 96, 0.370f, 0.325f, 3.40f, true}};
+constexpr Cut kCuts[] = {{16, 64, 0.286f, 0.241f, 1.14f},       {32, 32, 0.316f, 0.215f, 0.75f},
+                         {32, 64, 0.359f, 0.280f, 1.19f},       {64, 64, 0.538f, 0.389f, 2.23f},
+                         {64, 96, 0.792f, 0.582f, 3.38f},       {64, 64, 0.355f, 0.245f, 2.00f, true},
+                         {64, 96, 0.370f, 0.325f, 3.40f, true}, {128, 96, 0.430f, 0.430f, 2.00f, true}};
 
 // The quickest cut of so many rows, with one of these numbers of blocks for a sum.
-Cut quickest(const Convolution& p, int rows, const std::vector<int>& blocks, bool warpgroups, int processors) {
+Cut quickest(const Convolution& p, int rows, const std::vector<int>& blocks, bool pipeline, bool warpgroups,
+             int processors) {
   Cut best = kCuts[1];  // its tiles fit any number of columns
   for (const Cut& cut : kCuts)
     for (const int many : blocks)
-      if (const Cut tried = timed(cut, p, rows, many, processors); tried.us < best.us && warpgroups >= cut.warpgroup)
+      if (const Cut tried = timed(cut, p, rows, many, processors);
+          tried.us < best.us && warpgroups >= cut.warpgroup && (pipeline || cut.m < 128))
         best = tried;
   return best;
 }
@@ -244,7 +247,7 @@ int parts_of(const Convolution& p, bool warpgroups, int processors) {
   const int steps = p.taps * (p.in.channels / kDepth);
   std::vector<int> tried{1};
   for (int parts = 2; parts <= kParts && 2 * parts <= steps; parts *= 2) tried.push_back(parts);
-  return quickest(p, p.in.rows, tried, warpgroups, processors).blocks;
+  return quickest(p, p.in.rows, tried, false, warpgroups, processors).blocks;
 }
 
 template <int M, int N, int WM, int WN, bool Exact>
@@ -259,16 +262,26 @@ cudaError_t launch(const Convolution& p, int parts, int blocks, cudaStream_t str
   return launch_after(kernel, grid, 32 * (M / WM) * (N / WN), kBytes, stream, dim3(1, 1, blocks), p, parts);
 }
 
-template <int N, bool Exact, bool Unit = false>
-cudaError_t launch_warpgroups(const Convolution& p, int parts, dim3 cluster, cudaStream_t stream,
-                              const Convolution& following = {}, int parts_of_following = 1) {
-  const auto kernel = convolve_by_warpgroup_kernel<N, Exact, Unit>;
-  constexpr int kBytes = WarpgroupShape<N, Unit>::kBytes;
+template <int N, bool Exact>
+cudaError_t launch_warpgroups(const Convolution& p, int parts, int blocks, cudaStream_t stream) {
+  const auto kernel = convolve_by_warpgroup_kernel<N, Exact>;
+  constexpr int kBytes = WarpgroupShape<N>::kBytes;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  const dim3 grid(p.columns / N, (p.in.room * p.in.rows + kWarpgroupRows - 1) / kWarpgroupRows, cluster.z);
-  return launch_after(kernel, grid, kWarpgroupThreads, kBytes, stream, cluster, p, parts, following,
-                      parts_of_following);
+  const dim3 grid(p.columns / N, (p.in.room * p.in.rows + kWarpgroupRows - 1) / kWarpgroupRows, blocks);
+  return launch_after(kernel, grid, kWarpgroupThreads, kBytes, stream, dim3(1, 1, blocks), p, parts);
+}
+
+template <int N, bool Exact, bool Unit>
+cudaError_t launch_pipeline(const Convolution& p, int parts, int processors, cudaStream_t stream,
+                            const Convolution& following, int parts_of_following) {
+  const auto kernel = convolve_by_pipeline_kernel<N, Exact, Unit>;
+  using S = Pipeline<N>;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
+  if (error != cudaSuccess) return error;
+  const int tiles = (p.in.room * p.in.rows + kPair * S::kRows - 1) / (kPair * S::kRows) * (p.columns / N);
+  return launch_after(kernel, kPair * std::min(tiles, processors / kPair), kPipelineThreads, S::kBytes, stream,
+                      dim3(kPair), p, parts, following, parts_of_following);
 }
 
 template <bool Exact>
@@ -276,17 +289,20 @@ cudaError_t choose(const Convolution& p, const Convolution* following, cudaStrea
   int device = 0, processors = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  const bool warpgroups = has_warpgroups(convolve_by_warpgroup_kernel<64, Exact, false>);
+  const bool warpgroups = has_warpgroups(convolve_by_warpgroup_kernel<64, Exact>);
   const bool clusters = has_clusters(convolve_kernel<32, 32, 16, 16, Exact>);
   auto parts_in = [&](const Convolution& c) { return clusters ? parts_of(c, warpgroups, processors) : 1; };
   const int parts = parts_in(p);
-  if (following)
-    return launch_warpgroups<96, Exact, true>(p, parts, dim3(p.columns / 96), stream, *following, parts_in(*following));
-  const Cut best = quickest(p, p.in.room * p.in.rows, {1, parts}, warpgroups, processors);
-  const dim3 cluster(1, 1, best.blocks);
+  if (following) {
+    const auto launch = p.columns == 96 ? launch_pipeline<96, Exact, true> : launch_pipeline<192, Exact, true>;
+    return launch(p, parts, processors, stream, *following, parts_in(*following));
+  }
+  constexpr int kFewFrames = 16;  // a push of so many has too few tiles for blocks that stay
+  const Cut best = quickest(p, p.in.room * p.in.rows, {1, parts}, p.in.room > kFewFrames, warpgroups, processors);
+  if (best.m == 128) return launch_pipeline<96, Exact, false>(p, parts, processors, stream, {}, 1);
   if (best.warpgroup)
-    return best.n == 96 ? launch_warpgroups<96, Exact>(p, parts, cluster, stream)
-                        : launch_warpgroups<64, Exact>(p, parts, cluster, stream);
+    return best.n == 96 ? launch_warpgroups<96, Exact>(p, parts, best.blocks, stream)
+                        : launch_warpgroups<64, Exact>(p, parts, best.blocks, stream);
   switch (best.m * 1000 + best.n) {
     case 16064: return launch<16, 64, 16, 16, Exact>(p, parts, best.blocks, stream);
     case 32064: return launch<32, 64, 16, 32, Exact>(p, parts, best.blocks, stream);
@@ -299,7 +315,7 @@ cudaError_t choose(const Convolution& p, const Convolution* following, cudaStrea
 }  // namespace
 
 bool can_follow(int channels) {
-  return (channels == 96 || channels == 192) && has_warpgroups(convolve_by_warpgroup_kernel<96, true, true>);
+  return (channels == 96 || channels == 192) && has_warpgroups(convolve_by_pipeline_kernel<96, true, true>);
 }
 
 cudaError_t convolve(const Convolution& p, const Convolution* following, cudaStream_t stream) {
