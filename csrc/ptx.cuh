@@ -186,11 +186,12 @@ __device__ __forceinline__ void bulk_copy_to_pair(uint32_t dst, const void* src,
       "l"(src), "r"(bytes), "r"(bar), "h"(static_cast<uint16_t>(3))
       : "memory");
 }
-// Arrive at that mbarrier of a block of the cluster.
+// Arrive at that mbarrier of a block of the cluster, behind products by `wgmma` that are done. With `.release.cluster`,
+// for what was written, it would wait for the whole GPU each time.
 __device__ __forceinline__ void mbarrier_arrive_at(uint32_t bar, int rank) {
   asm volatile(
       "{\n .reg .b32 there;\n mapa.shared::cluster.u32 there, %0, %1;\n "
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(bar),
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(bar),
       "r"(rank)
       : "memory");
 }

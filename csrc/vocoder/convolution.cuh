@@ -42,16 +42,45 @@ __device__ __forceinline__ InputRow find_row(const History& in, int row) {
           row - begin};
 }
 
-// Finish a thread's share of a tile: every `stride`-th four values from `first` on. The parts of their sums lie in
-// shared memory, [rows][pitch] each, of this block and `spread - 1` others.
-template <int N, int kPitch, int kMost>
-__device__ __forceinline__ void finish_items(const Convolution& p, const float* const (&parts)[kMost], int spread,
-                                             int first, int stride, int rows, int first_row, int first_column) {
-  const int items = rows * (N / 4);
+// What SnakeBeta needs of four channels.
+struct Snakes {
+  float4 frequency, scale;
+};
+__device__ __forceinline__ Snakes snakes_of(const Convolution& p, int channel) {
+  return {__ldg(reinterpret_cast<const float4*>(p.frequency + channel)),
+          __ldg(reinterpret_cast<const float4*>(p.scale + channel))};
+}
+__device__ __forceinline__ void snake(float4& x, const Snakes& s) {
+  x.x = snake(x.x, s.frequency.x, s.scale.x), x.y = snake(x.y, s.frequency.y, s.scale.y);
+  x.z = snake(x.z, s.frequency.z, s.scale.z), x.w = snake(x.w, s.frequency.w, s.scale.w);
+}
+__device__ __forceinline__ void gelu(float4& x) {
+  x.x *= 0.5f * (1.0f + erff(x.x * 0.70710678118654752f)), x.y *= 0.5f * (1.0f + erff(x.y * 0.70710678118654752f));
+  x.z *= 0.5f * (1.0f + erff(x.z * 0.70710678118654752f)), x.w *= 0.5f * (1.0f + erff(x.w * 0.70710678118654752f));
+}
+
+// The end of a tile, whose sums lie in shared memory: [rows][pitch]. The blocks of a cluster of `spread` each have
+// those of a part, and each block finishes its share of the tile.
+template <int N, int kPitch, int kThreads>
+__device__ __forceinline__ void finish_tile(const Convolution& p, float* shared, int spread, int rank, int rows,
+                                            int first_row, int first_column) {
+  const int thread = threadIdx.x;
+  const float* others[kParts];
+#if __CUDA_ARCH__ >= 900
+  const auto cluster = cooperative_groups::this_cluster();
+  if (spread > 1) cluster.sync();
+  else __syncthreads();
+#pragma unroll
+  for (int z = 0; z < kParts; ++z) others[z] = spread > 1 && z < spread ? cluster.map_shared_rank(shared, z) : shared;
+#else
+  __syncthreads();
+  others[0] = shared;
+#endif
+  const int items = rows * (N / 4), stride = kThreads * spread;
   // Everything is read before anything is written: the compiler must assume that they overlap.
   constexpr int kTogether = 4;
 #pragma unroll 1
-  for (; first < items; first += kTogether * stride) {
+  for (int first = thread + rank * kThreads; first < items; first += kTogether * stride) {
     float4 v[kTogether], r[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
@@ -62,12 +91,12 @@ __device__ __forceinline__ void finish_items(const Convolution& p, const float* 
       if (p.residual)
         r[i] =
             *reinterpret_cast<const float4*>(p.residual + static_cast<int64_t>(first_row + row) * p.columns + column);
-      float4 sum = *reinterpret_cast<const float4*>(parts[0] + at);
+      float4 sum = *reinterpret_cast<const float4*>(others[0] + at);
 #if __CUDA_ARCH__ >= 900
 #pragma unroll
-      for (int z = 1; z < kMost; ++z)
+      for (int z = 1; z < kParts; ++z)
         if (z < spread) {
-          const float4 x = *reinterpret_cast<const float4*>(parts[z] + at);
+          const float4 x = *reinterpret_cast<const float4*>(others[z] + at);
           sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
         }
 #endif
@@ -82,43 +111,11 @@ __device__ __forceinline__ void finish_items(const Convolution& p, const float* 
       v[i].x += r[i].x, v[i].y += r[i].y, v[i].z += r[i].z, v[i].w += r[i].w;
       if (p.out) *reinterpret_cast<float4*>(p.out + at) = v[i];
       if (!p.activated) continue;
-      if (p.activation == Activation::kSnake) {
-        const int channel = column % p.channels_out;
-        const float4 f = __ldg(reinterpret_cast<const float4*>(p.frequency + channel)),
-                     s = __ldg(reinterpret_cast<const float4*>(p.scale + channel));
-        v[i].x = snake(v[i].x, f.x, s.x);
-        v[i].y = snake(v[i].y, f.y, s.y);
-        v[i].z = snake(v[i].z, f.z, s.z);
-        v[i].w = snake(v[i].w, f.w, s.w);
-      } else if (p.activation == Activation::kGelu) {
-        v[i].x *= 0.5f * (1.0f + erff(v[i].x * 0.70710678118654752f));
-        v[i].y *= 0.5f * (1.0f + erff(v[i].y * 0.70710678118654752f));
-        v[i].z *= 0.5f * (1.0f + erff(v[i].z * 0.70710678118654752f));
-        v[i].w *= 0.5f * (1.0f + erff(v[i].w * 0.70710678118654752f));
-      }
+      if (p.activation == Activation::kSnake) snake(v[i], snakes_of(p, column % p.channels_out));
+      else if (p.activation == Activation::kGelu) gelu(v[i]);
       store_halves(p.activated + (at - column), column, v[i]);
     }
   }
-}
-
-// The end of a tile, whose sums lie in shared memory: [rows][pitch]. The blocks of a cluster of `spread` each have
-// those of a part, and each block finishes its share of the tile.
-template <int N, int kPitch, int kThreads>
-__device__ __forceinline__ void finish_tile(const Convolution& p, float* shared, int spread, int rank, int rows,
-                                            int first_row, int first_column) {
-  const float* parts[kParts];
-#if __CUDA_ARCH__ >= 900
-  const auto cluster = cooperative_groups::this_cluster();
-  if (spread > 1) cluster.sync();
-  else __syncthreads();
-#pragma unroll
-  for (int z = 0; z < kParts; ++z) parts[z] = spread > 1 && z < spread ? cluster.map_shared_rank(shared, z) : shared;
-#else
-  __syncthreads();
-  parts[0] = shared;
-#endif
-  finish_items<N, kPitch>(p, parts, spread, threadIdx.x + rank * kThreads, kThreads * spread, rows, first_row,
-                          first_column);
 #if __CUDA_ARCH__ >= 900
   if (spread > 1) cluster.sync();  // nobody leaves while others read its shared memory
 #endif

@@ -20,6 +20,8 @@ struct Pipeline {
   static constexpr int kBars = kSums + kRows * kPitch * 4;
   static constexpr int kBytes = 1024 + kBars + 8 * (2 * kStages + 2);  // aligned to 1,024
   static_assert(kBytes <= 227 * 1024);
+  static constexpr int kToMultiply = N == 96 ? 200 : 208, kToFinish = 56, kToCopy = N == 96 ? 56 : 40;  // registers
+  static_assert(2 * kToMultiply + kToFinish + kToCopy <= 512);
 
   unsigned char* base;
   int tiles, columns, end, last;  // steps: of the convolution; with those of the one that follows
@@ -35,34 +37,69 @@ struct Pipeline {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// What a thread copies of the input: a chunk of K rows, 16 apart. Behind the last row it copies the last one.
+template <int K>
+struct CopiedRows {
+  const float4* from[K];                     // of a tap
+  int first, last, pitch, time[K], past[K];  // offsets in 16 bytes
+  uint32_t to;                               // in a stage
+  __device__ __forceinline__ CopiedRows(const History& in, int first_row, int total) {
+    const int thread = threadIdx.x % kWarpgroupThreads, chunk = thread % 8;
+    first = first_row + thread / 8, last = total - 1, pitch = in.channels / 4;
+    to = thread / 8 * kStepBytes + ((chunk ^ (thread / 8 % 8)) << 4);
+#pragma unroll
+    for (int i = 0; i < K; ++i) {
+      const InputRow input = find_row(in, min(first + 16 * i, last));
+      time[i] = input.time;
+      past[i] = in.kept ? static_cast<int>((input.past - in.past) / 4) + (input.time + in.kept) * pitch + chunk : 0;
+    }
+  }
+  // A tap, whose rows lie `shift` rows later.
+  __device__ __forceinline__ void begin(const History& in, int shift) {
+    const int chunk = threadIdx.x % 8;
+#pragma unroll
+    for (int i = 0; i < K; ++i) {
+      const bool now = time[i] + shift >= 0;
+      const int at = now ? min(first + 16 * i, last) * pitch + chunk : past[i];
+      from[i] = reinterpret_cast<const float4*>(now ? in.fresh : in.past) + (at + shift * pitch);
+    }
+  }
+  __device__ __forceinline__ void copy(int block, uint32_t stage) const {
+#pragma unroll
+    for (int i = 0; i < K; ++i) copy16(stage + to + 16 * i * kStepBytes, from[i] + block * (kStepBytes / 16), true);
+  }
+};
+
 template <int N, bool Unit>
 __device__ __forceinline__ void copy_tiles(const Convolution& p, const Convolution& following, const Pipeline<N> s,
                                            int total) {
   using S = Pipeline<N>;
   constexpr int kShare = N / kPair;  // of the weights' columns
-  const int share = blockIdx.x % kPair * kShare;
+  const int share = blockIdx.x % kPair * kShare, blocks_per_tap = p.in.channels / kDepth;
+  const uint32_t stages = shared_address(s.base);
   int stage = 0;
   uint32_t parity = 1;
 #pragma unroll 1
   for (int tile = blockIdx.x / kPair; tile < s.tiles; tile += gridDim.x / kPair) {
-    const CopiedRows<S::kRows / 16> rows(p.in, s.first_row(tile), total);
-    int channel = 0, shift = -p.in.kept;
+    CopiedRows<S::kRows / 16> rows(p.in, s.first_row(tile), total);
+    const int column = s.first_column(tile) + share;
+    const uint16_t* weight = p.weight + column * 2 * kDepth;
+    int block = 0, shift = -p.in.kept;
 #pragma unroll 1
     for (int step = 0; step < s.last; ++step) {
-      const uint32_t to = shared_address(s.base) + stage * S::kStageBytes, bar = s.arrived(stage);
+      const bool first = !Unit || step < s.end;
+      if (first && block == 0) rows.begin(p.in, shift), shift += p.dilation;
+      if (Unit && step == s.end) weight = following.weight + column * 2 * kDepth;
+      const uint32_t to = stages + stage * S::kStageBytes, bar = s.arrived(stage);
       wait_for(s.free(stage), parity);
       if (threadIdx.x % kWarpgroupThreads == 0) {
-        const bool first = !Unit || step < s.end;
-        const int64_t row = static_cast<int64_t>(first ? step : step - s.end) * s.columns + s.first_column(tile);
         mbarrier_expect(bar, N * kStepBytes);
-        bulk_copy_to_pair(to + (S::kRows + share) * kStepBytes,
-                          (first ? p : following).weight + (row + share) * 2 * kDepth, kShare * kStepBytes, bar);
+        bulk_copy_to_pair(to + (S::kRows + share) * kStepBytes, weight, kShare * kStepBytes, bar);
       }
-      if (!Unit || step < s.end) {
-        rows.copy(p.in, channel, shift, to);
-        if (channel += kDepth; channel == p.in.channels) channel = 0, shift += p.dilation;
-      }
+      if (first) rows.copy(block, to);
       mbarrier_arrive_after_copies(bar);
+      weight += s.columns * 2 * kDepth;
+      if (++block == blocks_per_tap) block = 0;
       if (++stage == S::kStages) stage = 0, parity ^= 1;
     }
   }
@@ -70,10 +107,10 @@ __device__ __forceinline__ void copy_tiles(const Convolution& p, const Convoluti
 }
 
 // The end of a tile whose rows go on into a convolution of one tap: activated, as halves, they lie where that one's
-// steps, beginning with `stage`, look for them.
+// steps, beginning with `stage`, look for them. The whole sums become 0.
 template <int N>
-__device__ __forceinline__ void hand_over(const Convolution& p, const float (&whole)[48], unsigned char* rows,
-                                          int stage, int first_column, int group) {
+__device__ __forceinline__ void hand_over(const Convolution& p, float (&whole)[48], unsigned char* rows, int stage,
+                                          int first_column, int group) {
   using S = Pipeline<N>;
   const auto sync = [&] { N == 96 ? sync_threads(2 + group, kWarpgroupThreads) : sync_threads(2, 256); };
   sync();  // whoever shares these rows is through with them
@@ -87,6 +124,7 @@ __device__ __forceinline__ void hand_over(const Convolution& p, const float (&wh
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float2 x = make_float2(whole[n * 4 + 2 * half], whole[n * 4 + 2 * half + 1]);
+      whole[n * 4 + 2 * half] = whole[n * 4 + 2 * half + 1] = 0.0f;
       x.x = snake(bias.x + kRange * x.x, frequency.x, scale.x);
       x.y = snake(bias.y + kRange * x.y, frequency.y, scale.y);
       const uint2 halves = split(x);  // the low ones lie 64 bytes behind the high ones, both swizzled
@@ -108,26 +146,34 @@ __device__ __forceinline__ void multiply_tiles(const Convolution& p, int parts_o
   const int row = N == 96 ? 64 * group : 0, column = N == 96 ? 0 : 96 * group;  // of the tile
   const uint64_t of_a = descriptor(shared_address(s.base) + row * kStepBytes);
   const uint64_t of_b = descriptor(shared_address(s.base) + (S::kRows + column) * kStepBytes);
-  float sum[48] = {}, whole[48], main[48], cross[48];
+  float sum[48] = {}, main[48], cross[48];
   int stage = 0;
   uint32_t parity = 0, tile_parity = 1;
+  auto wait_for_step = [&] {
+    wait_for(s.arrived(stage), parity);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the rows were not copied in bulk
+  };
+  const int apart = gridDim.x / kPair;
+  int tile = blockIdx.x / kPair;
+  if (tile < s.tiles) wait_for_step();
 #pragma unroll 1
-  for (int tile = blockIdx.x / kPair; tile < s.tiles; tile += gridDim.x / kPair, tile_parity ^= 1) {
+  for (; tile < s.tiles; tile += apart, tile_parity ^= 1) {
+    float whole[48] = {};
     int begin = 0, steps = s.end, parts = parts_of_p, part = 0, end_of_part = steps / parts;
 #pragma unroll 1
     for (int step = 0; step < s.last; ++step) {
       const uint64_t a =
           Unit && step - s.end >= S::kStages ? of_a + S::kSpare / 16 : of_a + stage * (S::kStageBytes / 16);
-      wait_for(s.arrived(stage), parity);
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the rows were not copied in bulk
       multiply_step<96, Exact>(main, cross, a, of_b + stage * (S::kStageBytes / 16));
-      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-      if (threadIdx.x % 32 < kPair) mbarrier_arrive_at(s.free(stage), threadIdx.x % 32);
+      const uint32_t used = s.free(stage);
       if (++stage == S::kStages) stage = 0, parity ^= 1;
+      if (step + 1 < s.last || tile + apart < s.tiles) wait_for_step();  // for the next one, beside these products
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      if (threadIdx.x % 32 < kPair) mbarrier_arrive_at(used, threadIdx.x % 32);
       add_step<96, Exact>(sum, main, cross);
       if (step + 1 < end_of_part) continue;
 #pragma unroll
-      for (int i = 0; i < 48; ++i) whole[i] = part ? whole[i] + sum[i] : sum[i], sum[i] = 0.0f;
+      for (int i = 0; i < 48; ++i) whole[i] += sum[i], sum[i] = 0.0f;
       ++part;
       if (Unit && step + 1 == s.end) {
         hand_over<N>(p, whole, s.base + row * kStepBytes, stage, column, group);
@@ -136,8 +182,60 @@ __device__ __forceinline__ void multiply_tiles(const Convolution& p, int parts_o
       end_of_part = begin + steps * (part + 1) / parts;
     }
     wait_for(s.finished(), tile_parity);
-    put_sums<96>(whole, reinterpret_cast<float*>(s.base + S::kSums) + row * S::kPitch + column, S::kPitch);
+    put_sums<96>(whole, threadIdx.x / 32 % 4, threadIdx.x % 32,
+                 reinterpret_cast<float*>(s.base + S::kSums) + row * S::kPitch + column, S::kPitch);
     mbarrier_arrive_as_warp(s.summed());
+  }
+}
+// The end of tiles, one behind the other. A thread has four columns of every 16th row, then those 32 columns further.
+template <int N>
+__device__ __forceinline__ void finish_tiles(const Convolution& p, const Pipeline<N> s, int total) {
+  using S = Pipeline<N>;
+  const int thread = threadIdx.x % kWarpgroupThreads, row = thread / 8;
+  const float* const sums = reinterpret_cast<const float*>(s.base + S::kSums) + row * S::kPitch;
+  constexpr int kTogether = 4;  // are read before they are written: the compiler must assume that they overlap
+  uint32_t parity = 0;
+#pragma unroll 1
+  for (int tile = blockIdx.x / kPair; tile < s.tiles; tile += gridDim.x / kPair, parity ^= 1) {
+    const int first_row = s.first_row(tile), rows = min(S::kRows, total - first_row);
+    const int first = first_row * p.columns + s.first_column(tile);
+    if (p.residual)
+#pragma unroll 1
+      for (int i = thread; i < rows * (N / 32); i += kWarpgroupThreads)
+        prefetch_l2(p.residual + first + i / (N / 32) * p.columns + i % (N / 32) * 32);
+    wait_for(s.summed(), parity);
+#pragma unroll 1
+    for (int in_tile = thread % 8 * 4; in_tile < N; in_tile += 32) {
+      const int column = s.first_column(tile) + in_tile;
+      const float4 bias = __ldg(reinterpret_cast<const float4*>(p.bias + column));
+      Snakes snakes{};
+      if (p.activation == Activation::kSnake) snakes = snakes_of(p, column % p.channels_out);
+#pragma unroll 1
+      for (int done = 0; row + done < rows; done += 16 * kTogether) {
+        float4 r[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          r[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+          if (p.residual && row + done + 16 * i < rows)
+            r[i] = *reinterpret_cast<const float4*>(p.residual + first + (row + done + 16 * i) * p.columns + in_tile);
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const int behind = done + 16 * i;
+          if (row + behind >= rows) break;
+          const float4 sum = *reinterpret_cast<const float4*>(sums + behind * S::kPitch + in_tile);
+          float4 v = make_float4(bias.x + sum.x, bias.y + sum.y, bias.z + sum.z, bias.w + sum.w);
+          v.x += r[i].x, v.y += r[i].y, v.z += r[i].z, v.w += r[i].w;
+          const int at = first + (row + behind) * p.columns + in_tile;
+          if (p.out) *reinterpret_cast<float4*>(p.out + at) = v;
+          if (!p.activated) continue;
+          if (p.activation == Activation::kSnake) snake(v, snakes);
+          else if (p.activation == Activation::kGelu) gelu(v);
+          store_halves(p.activated + (at - column), column, v);
+        }
+      }
+    }
+    mbarrier_arrive_as_warp(s.finished());
   }
 }
 #endif
@@ -157,8 +255,8 @@ __global__ void __launch_bounds__(kPipelineThreads, 1)
             (total + rows_of_pair - 1) / rows_of_pair * (p.columns / N), p.columns, end,
             Unit ? end + p.columns / kDepth : end};
   if (threadIdx.x == 0) {
-    for (int i = 0; i < S::kStages; ++i) mbarrier_init(s.arrived(i), 1 + kWarpgroupThreads);
-    for (int i = 0; i < S::kStages; ++i) mbarrier_init(s.free(i), 8 * kPair);  // of warps that multiply
+    for (int i = 0; i < S::kStages; ++i) mbarrier_init(s.arrived(i), 1 + 4);   // of bytes to come; of warps that copy
+    for (int i = 0; i < S::kStages; ++i) mbarrier_init(s.free(i), 8 * kPair);  // of those that multiply
     mbarrier_init(s.summed(), 8), mbarrier_init(s.finished(), 4);
     mbarrier_init_fence();
   }
@@ -166,22 +264,13 @@ __global__ void __launch_bounds__(kPipelineThreads, 1)
   cluster.sync();
   wait_for_previous();
   if (role < 2) {
-    set_registers<200, true>();  // which the other warpgroups give away
+    set_registers<S::kToMultiply, true>();  // which the other warpgroups give away
     multiply_tiles<N, Exact, Unit>(p, parts_of_p, parts_of_following, s);
   } else if (role == 2) {
-    set_registers<56, false>();
-    uint32_t parity = 0;
-    const float* sums[1] = {reinterpret_cast<const float*>(s.base + S::kSums)};
-#pragma unroll 1
-    for (int tile = blockIdx.x / kPair; tile < s.tiles; tile += gridDim.x / kPair, parity ^= 1) {
-      const int first_row = s.first_row(tile);
-      wait_for(s.summed(), parity);
-      finish_items<N, S::kPitch>(Unit ? following : p, sums, 1, threadIdx.x % kWarpgroupThreads, kWarpgroupThreads,
-                                 min(S::kRows, total - first_row), first_row, s.first_column(tile));
-      mbarrier_arrive_as_warp(s.finished());
-    }
+    set_registers<S::kToFinish, false>();
+    finish_tiles<N>(Unit ? following : p, s, total);
   } else {
-    set_registers<56, false>();
+    set_registers<S::kToCopy, false>();
     copy_tiles<N, Unit>(p, following, s, total);
   }
   cluster.sync();  // nobody leaves while the other one copies into its shared memory

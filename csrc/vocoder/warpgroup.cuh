@@ -93,45 +93,15 @@ __device__ __forceinline__ void add_step(float (&sum)[N / 2], float (&main)[N / 
   }
 }
 
-// What a thread of a warpgroup copies of the input: a chunk of K rows, 16 apart. Offsets in 16 bytes, because registers
-// are short.
-template <int K>
-struct CopiedRows {
-  int fresh, pitch, time[K], past[K];
-  uint32_t to;  // in a stage
-  __device__ __forceinline__ CopiedRows(const History& in, int first_row, int total) {
-    const int thread = threadIdx.x % kWarpgroupThreads, chunk = thread % 8, first = first_row + thread / 8;
-    pitch = in.channels / 4, fresh = first * pitch + chunk;
-    to = thread / 8 * kStepBytes + ((chunk ^ (thread / 8 % 8)) << 4);
-#pragma unroll
-    for (int i = 0; i < K; ++i) {
-      const int row = first + 16 * i;
-      const InputRow input = find_row(in, min(row, total - 1));
-      time[i] = row < total ? input.time : -(1 << 28);
-      past[i] = in.kept ? static_cast<int>((input.past - in.past) / 4) + (input.time + in.kept) * pitch + chunk : 0;
-    }
-  }
-  // Of a step's channels, `shift` rows later.
-  __device__ __forceinline__ void copy(const History& in, int channel, int shift, uint32_t stage) const {
-    const float4* const now = reinterpret_cast<const float4*>(in.fresh) + shift * pitch + channel / 4;
-    const float4* const before = reinterpret_cast<const float4*>(in.past) + shift * pitch + channel / 4;
-#pragma unroll
-    for (int i = 0; i < K; ++i) {
-      const float4* from = time[i] + shift >= 0 ? now + fresh + 16 * i * pitch : before + past[i];
-      if (time[i] < 0) from = reinterpret_cast<const float4*>(in.fresh);
-      copy16(stage + to + 16 * i * kStepBytes, from, time[i] >= 0);
-    }
-  }
-};
-
-// A warpgroup's sums into shared memory, for `finish_items`.
+// A warpgroup's sums into shared memory.
 template <int N>
-__device__ __forceinline__ void put_sums(const float (&whole)[N / 2], float* shared, int pitch) {
-  const int row = threadIdx.x % kWarpgroupThreads / 32 * 16 + threadIdx.x % 32 / 4, column = 2 * (threadIdx.x % 4);
+__device__ __forceinline__ void put_sums(const float (&whole)[N / 2], int warp, int lane, float* shared, int pitch) {
 #pragma unroll
-  for (int i = 0; i < N / 2; i += 2)
-    *reinterpret_cast<float2*>(shared + (row + i / 2 % 2 * 8) * pitch + i / 4 * 8 + column) =
-        make_float2(kRange * whole[i], kRange * whole[i + 1]);
+  for (int n = 0; n < N / 8; ++n)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      *reinterpret_cast<float2*>(shared + (warp * 16 + lane / 4 + 8 * half) * pitch + n * 8 + 2 * (lane % 4)) =
+          make_float2(kRange * whole[n * 4 + 2 * half], kRange * whole[n * 4 + 2 * half + 1]);
 }
 
 // One tile of a convolution; the parts of its sum as in `convolve_kernel`.
@@ -140,11 +110,11 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 2)
     convolve_by_warpgroup_kernel(const Convolution p, const int parts) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using S = WarpgroupShape<N>;
-  constexpr int kStages = S::kStages;
+  constexpr int kStages = S::kStages, kRows = 4, kApart = kWarpgroupThreads / 8;  // a thread copies 4 rows, 16 apart
   extern __shared__ __align__(1024) unsigned char memory[];
   unsigned char* const base = memory + (1024 - shared_address(memory) % 1024) % 1024;
   const uint32_t stages = shared_address(base), bars = stages + kStages * S::kStageBytes;
-  const int thread = threadIdx.x;
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int total = p.in.frames->count * p.in.rows, first_row = blockIdx.y * kWarpgroupRows;
   const int first_column = blockIdx.x * N, spread = gridDim.z, rank = blockIdx.z;
   const int blocks_per_tap = p.in.channels / kDepth, steps = p.taps * blocks_per_tap;
@@ -157,23 +127,41 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 2)
   }
   __syncthreads();
 
-  const uint16_t* weight = p.weight + (static_cast<int64_t>(begin) * p.columns + first_column) * 2 * kDepth;
-  auto load_weights = [&](int stage) {
+  auto load_weights = [&](int step, int stage) {
     if (thread == 0) {
       mbarrier_expect(bars + 8 * stage, N * kStepBytes);
-      bulk_copy(stages + stage * S::kStageBytes + kWarpgroupRows * kStepBytes, weight, N * kStepBytes,
+      bulk_copy(stages + stage * S::kStageBytes + kWarpgroupRows * kStepBytes,
+                p.weight + (static_cast<int64_t>(step) * p.columns + first_column) * 2 * kDepth, N * kStepBytes,
                 bars + 8 * stage);
     }
-    weight += static_cast<int64_t>(p.columns) * 2 * kDepth;
   };
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s)
-    if (begin + s < end) load_weights(s);
+    if (begin + s < end) load_weights(begin + s, s);
 
-  const CopiedRows<kWarpgroupRows / 16> rows(p.in, first_row, total);
+  // This thread copies chunk thread % 8 of its rows. Offsets in 16 bytes, because registers are short.
+  const int pitch = p.in.channels / 4, chunk = thread % 8;
+  int fresh[kRows], past[kRows], time[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int row = first_row + thread / 8 + i * kApart;
+    const InputRow input = find_row(p.in, min(row, total - 1));
+    time[i] = row < total ? input.time : -(1 << 28);
+    fresh[i] = min(row, total - 1) * pitch;
+    past[i] = p.in.kept ? static_cast<int>((input.past - p.in.past) / 4) + (input.time + p.in.kept) * pitch : 0;
+  }
   int block = begin % blocks_per_tap, shift = begin / blocks_per_tap * p.dilation - p.in.kept;
+  const uint32_t to_a = thread / 8 * kStepBytes + ((chunk ^ (thread / 8 % 8)) << 4);
   auto load_history = [&](int stage) {
-    rows.copy(p.in, block * kDepth, shift, stages + stage * S::kStageBytes);
+    const float4* const now = reinterpret_cast<const float4*>(p.in.fresh) + shift * pitch + block * 8 + chunk;
+    const float4* const before = reinterpret_cast<const float4*>(p.in.past) + shift * pitch + block * 8 + chunk;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const bool there = time[i] >= 0;
+      const float4* from = time[i] + shift >= 0 ? now + fresh[i] : before + past[i];
+      if (!there) from = reinterpret_cast<const float4*>(p.in.fresh);
+      copy16(stages + stage * S::kStageBytes + to_a + i * kApart * kStepBytes, from, there);
+    }
     if (++block == blocks_per_tap) block = 0, shift += p.dilation;
   };
   wait_for_previous();
@@ -201,19 +189,18 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 2)
     wait_for(bars + 8 * stage, parity);
     const uint64_t a = of_a + stage * (S::kStageBytes / 16), b = of_b + stage * (S::kStageBytes / 16);
     multiply_step<N, Exact>(main, cross, a, b);
-    if (step + kStages - 1 < end) {
-      load_weights(ahead);
-      load_history(ahead);
-    }
+    if (step + kStages - 1 < end) load_weights(step + kStages - 1, ahead);
+    if (step + kStages - 1 < end) load_history(ahead);
     asm volatile("cp.async.commit_group;" ::: "memory");
     if (++stage == kStages) stage = 0, parity ^= 1;
     ahead = ahead + 1 == kStages ? 0 : ahead + 1;
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     add_step<N, Exact>(sum, main, cross);
     if (step + 1 < end_of_part) continue;
-    end_of_part = steps * (++part + 1) / parts;
+    ++part;
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) whole[i] += sum[i], sum[i] = 0.0f;
+    end_of_part = steps * (part + 1) / parts;
   }
 
   constexpr int kPitch = N + 8;
@@ -221,7 +208,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 2)
   float* const shared = reinterpret_cast<float*>(base);
   asm volatile("cp.async.wait_group 0;" ::: "memory");
   __syncthreads();
-  put_sums<N>(whole, shared, kPitch);
+  put_sums<N>(whole, warp, lane, shared, kPitch);
   finish_tile<N, kPitch, kWarpgroupThreads>(p, shared, spread, rank, min(kWarpgroupRows, total - first_row), first_row,
                                             first_column);
 #else
