@@ -187,6 +187,7 @@ __device__ __forceinline__ void multiply_tiles(const Convolution& p, int parts_o
     mbarrier_arrive_as_warp(s.summed());
   }
 }
+
 // The end of tiles, one behind the other. A thread has four columns of every 16th row, then those 32 columns further.
 template <int N>
 __device__ __forceinline__ void finish_tiles(const Convolution& p, const Pipeline<N> s, int total) {
@@ -255,8 +256,8 @@ __global__ void __launch_bounds__(kPipelineThreads, 1)
             (total + rows_of_pair - 1) / rows_of_pair * (p.columns / N), p.columns, end,
             Unit ? end + p.columns / kDepth : end};
   if (threadIdx.x == 0) {
-    for (int i = 0; i < S::kStages; ++i) mbarrier_init(s.arrived(i), 1 + 4);   // of bytes to come; of warps that copy
-    for (int i = 0; i < S::kStages; ++i) mbarrier_init(s.free(i), 8 * kPair);  // of those that multiply
+    for (int i = 0; i < S::kStages; ++i) mbarrier_init(s.arrived(i), 1 + kWarpgroupThreads);
+    for (int i = 0; i < S::kStages; ++i) mbarrier_init(s.free(i), 8 * kPair);  // of warps that multiply
     mbarrier_init(s.summed(), 8), mbarrier_init(s.finished(), 4);
     mbarrier_init_fence();
   }
