@@ -297,7 +297,6 @@ cudaError_t choose(const Convolution& p, const Convolution* following, cudaStrea
     const auto launch = p.columns == 96 ? launch_pipeline<96, Exact, true> : launch_pipeline<192, Exact, true>;
     return launch(p, parts, processors, stream, *following, parts_in(*following));
   }
-  constexpr int kFewFrames = 16;  // a push of so many has too few tiles for blocks that stay
   const Cut best = quickest(p, p.in.room * p.in.rows, {1, parts}, p.in.room > kFewFrames, warpgroups, processors);
   if (best.m == 128) return launch_pipeline<96, Exact, false>(p, parts, processors, stream, {}, 1);
   if (best.warpgroup)

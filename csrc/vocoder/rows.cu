@@ -5,6 +5,7 @@
 #include "../ptx.cuh"
 #include "halves.cuh"
 #include "launch.cuh"
+#include "sums.cuh"
 #include "vocoder.h"
 
 namespace qmk {
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(256)
     const float* row = history_row(in, there, 6 - tap);
     for (int c = lane * 4; c < in.channels; c += 32) {
       const float4 x = load_halves(row, c), w = *reinterpret_cast<const float4*>(weight + tap * in.channels + c);
-      sum += x.x * w.x + x.y * w.y + x.z * w.z + x.w * w.w;
+      sum = add_quad(sum, x, w);
     }
   }
 #pragma unroll
@@ -73,6 +74,45 @@ __global__ void __launch_bounds__(256)
   if (threadIdx.x < 32 && index < samples) to[index] = sound[threadIdx.x];
 }
 
+// The same for many frames, and with the same bits: eight lanes take eight samples, so each row is read for all of
+// them.
+template <int Blocks>  // of 32 channels
+__global__ void __launch_bounds__(256, 2)
+    convolve_much_to_sound_kernel(const History in, const float* weight, const float* bias, float* const* out) {
+  constexpr int kChannels = 32 * Blocks;
+  const int index = blockIdx.x * 256 + threadIdx.x, lane = threadIdx.x % 8, samples = in.frames->count * in.rows;
+  float4 w[7][Blocks];
+#pragma unroll
+  for (int tap = 0; tap < 7; ++tap)
+#pragma unroll
+    for (int b = 0; b < Blocks; ++b)
+      w[tap][b] = *reinterpret_cast<const float4*>(weight + tap * kChannels + b * 32 + lane * 4);
+  wait_for_previous();
+  const int last = min(index - lane, samples - 8) + 7;  // they are of one frame
+  float sum[8] = {};
+#pragma unroll
+  for (int back = 13; back >= 0; --back) {
+    const float* row = history_row(in, last, back);
+#pragma unroll
+    for (int b = 0; b < Blocks; ++b) {
+      const float4 x = load_halves(row, b * 32 + lane * 4);
+#pragma unroll
+      for (int s = 0; s < 8; ++s)
+        if (const int tap = 13 - back - s; tap >= 0 && tap < 7) sum[s] = add_quad(sum[s], x, w[tap][b]);
+    }
+  }
+  float mine = 0.0f;
+#pragma unroll
+  for (int s = 0; s < 8; ++s) {
+#pragma unroll
+    for (int d = 4; d; d /= 2) sum[s] += __shfl_xor_sync(0xffffffffu, sum[s], d);
+    if (lane == s) mine = sum[s];
+  }
+  if (index < samples) (*out)[index] = fminf(1.0f, fmaxf(-1.0f, mine + bias[0]));
+}
+
+// Together: rows that are read before they are written, because what is read lies behind what is written.
+template <int kTogether>
 __global__ void __launch_bounds__(128) keep_histories_kernel(const __grid_constant__ Kept p) {
   wait_for_previous();
   const auto& h = p.of[blockIdx.x];
@@ -84,7 +124,6 @@ __global__ void __launch_bounds__(128) keep_histories_kernel(const __grid_consta
     const int rows = count * h.rows;
     float* past = h.past + static_cast<int64_t>(slot) * h.stride + c;
     const float* fresh = h.fresh + static_cast<int64_t>(begin) * h.rows * h.channels + c;
-    constexpr int kTogether = 6;  // read before they are written: what is read lies behind what is written
     for (int first = 0; first < h.kept; first += kTogether) {
       float x[kTogether];
 #pragma unroll
@@ -140,14 +179,17 @@ cudaError_t depthwise_norm(const History& in, const float* weight, const float* 
 cudaError_t convolve_to_sound(const History& in, const float* weight, const float* bias, float* const* out,
                               cudaStream_t stream) {
   if (in.channels % kChannelTile || in.kept != 6) return cudaErrorInvalidValue;
+  if (in.room > kFewFrames && in.channels == 96 && in.rows % 8 == 0)
+    return launch_after(convolve_much_to_sound_kernel<3>, dim3((in.room * in.rows + 255) / 256), 256, 0, stream, 1, in,
+                        weight, bias, out);
   return launch_after(convolve_to_sound_kernel, dim3((in.room * in.rows * 8 + 255) / 256), 256, 0, stream, 1, in,
                       weight, bias, out);
 }
 
 cudaError_t keep_histories(const Kept& p, cudaStream_t stream) {
-  constexpr int kAtOnce = 16;  // sequences
-  const dim3 grid(p.count, (p.widest + 127) / 128, std::min(p.room, kAtOnce));
-  return launch_after(keep_histories_kernel, grid, 128, 0, stream, 1, p);
+  const dim3 grid(p.count, (p.widest + 127) / 128, p.room);
+  return launch_after(p.room > kFewFrames ? keep_histories_kernel<54> : keep_histories_kernel<6>, grid, 128, 0, stream,
+                      1, p);
 }
 
 }  // namespace qmk

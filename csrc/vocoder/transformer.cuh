@@ -2,6 +2,7 @@
 // push may take either way, so every sum is written so that the compiler cannot choose what it rounds.
 #pragma once
 #include "../ptx.cuh"
+#include "sums.cuh"
 #include "vocoder.h"
 
 namespace qmk {
@@ -22,9 +23,6 @@ struct Product {
 // warp adds up quads i, i + 32, ... of products, and `warp_sum` the lanes; then the parts are added.
 __host__ __device__ constexpr int parts_of(int columns) {
   return columns >= 5 ? 1 : columns >= 3 ? 2 : columns == 2 ? 4 : 8;
-}
-__device__ __forceinline__ float add_quad(float sum, float4 a, float4 b) {
-  return __fadd_rn(sum, fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.x, b.x, __fmul_rn(a.y, b.y)))));
 }
 
 __device__ __forceinline__ float rms_factor(float squares, int values, float eps) {

@@ -9,6 +9,8 @@
 
 namespace qmk {
 
+constexpr int kFewFrames = 16;  // a push with room for more takes kernels made for much, with the same bits
+
 // What `convolve` does behind the sum; vocoder_recorder.py has the same numbers.
 enum class Activation : int { kNone = 0, kSnake = 1, kGelu = 2 };
 
