@@ -209,13 +209,13 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
 struct Cut {
   int m, n;
   float step_us, shared_us, end_us;
-  bool warpgroup = false;  // by `wgmma`; 128 rows: in a pipeline
+  bool warpgroup = false, stays = false;  // by `wgmma`; in a pipeline
   int blocks = 1;
   float us = INFINITY;
 };
 
 Cut timed(Cut cut, const Convolution& p, int rows, int blocks, int processors) {
-  if (p.columns % cut.n || (cut.m == 128 && blocks > 1)) return cut;
+  if (p.columns % cut.n || (cut.stays && blocks > 1)) return cut;
   const int steps = p.taps * (p.in.channels / kDepth), tiles = (rows + cut.m - 1) / cut.m * (p.columns / cut.n);
   const int each = (tiles * blocks + processors - 1) / processors, per_block = (steps + blocks - 1) / blocks;
   cut.blocks = blocks;
@@ -224,10 +224,15 @@ Cut timed(Cut cut, const Convolution& p, int rows, int blocks, int processors) {
   return cut;
 }
 
-constexpr Cut kCuts[] = {{16, 64, 0.286f, 0.241f, 1.14f},       {32, 32, 0.316f, 0.215f, 0.75f},
-                         {32, 64, 0.359f, 0.280f, 1.19f},       {64, 64, 0.538f, 0.389f, 2.23f},
-                         {64, 96, 0.792f, 0.582f, 3.38f},       {64, 64, 0.355f, 0.245f, 2.00f, true},
-                         {64, 96, 0.370f, 0.325f, 3.40f, true}, {128, 96, 0.430f, 0.430f, 2.00f, true}};
+constexpr Cut kCuts[] = {{16, 64, 0.286f, 0.241f, 1.14f},
+                         {32, 32, 0.316f, 0.215f, 0.75f},
+                         {32, 64, 0.359f, 0.280f, 1.19f},
+                         {64, 64, 0.538f, 0.389f, 2.23f},
+                         {64, 96, 0.792f, 0.582f, 3.38f},
+                         {64, 64, 0.355f, 0.245f, 2.00f, true},
+                         {64, 96, 0.370f, 0.325f, 3.40f, true},
+                         {64, 192, 0.390f, 0.390f, 2.00f, true, true},
+                         {128, 96, 0.430f, 0.430f, 2.00f, true, true}};
 
 // The quickest cut of so many rows, with one of these numbers of blocks for a sum.
 Cut quickest(const Convolution& p, int rows, const std::vector<int>& blocks, bool pipeline, bool warpgroups,
@@ -236,7 +241,7 @@ Cut quickest(const Convolution& p, int rows, const std::vector<int>& blocks, boo
   for (const Cut& cut : kCuts)
     for (const int many : blocks)
       if (const Cut tried = timed(cut, p, rows, many, processors);
-          tried.us < best.us && warpgroups >= cut.warpgroup && (pipeline || cut.m < 128))
+          tried.us < best.us && warpgroups >= cut.warpgroup && pipeline >= cut.stays)
         best = tried;
   return best;
 }
@@ -298,7 +303,10 @@ cudaError_t choose(const Convolution& p, const Convolution* following, cudaStrea
     return launch(p, parts, processors, stream, *following, parts_in(*following));
   }
   const Cut best = quickest(p, p.in.room * p.in.rows, {1, parts}, p.in.room > kFewFrames, warpgroups, processors);
-  if (best.m == 128) return launch_pipeline<96, Exact, false>(p, parts, processors, stream, {}, 1);
+  if (best.stays) {
+    const auto launch = best.n == 96 ? launch_pipeline<96, Exact, false> : launch_pipeline<192, Exact, false>;
+    return launch(p, parts, processors, stream, {}, 1);
+  }
   if (best.warpgroup)
     return best.n == 96 ? launch_warpgroups<96, Exact>(p, parts, best.blocks, stream)
                         : launch_warpgroups<64, Exact>(p, parts, best.blocks, stream);

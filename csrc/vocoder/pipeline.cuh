@@ -142,6 +142,7 @@ template <int N, bool Exact, bool Unit>
 __device__ __forceinline__ void multiply_tiles(const Convolution& p, int parts_of_p, int parts_of_following,
                                                const Pipeline<N> s) {
   using S = Pipeline<N>;
+  const int log2_of_parts = __ffs(parts_of_p) - 1, log2_of_following = __ffs(parts_of_following) - 1;  // 1, 2, 4 or 8
   const int group = __shfl_sync(~0u, threadIdx.x / kWarpgroupThreads, 0);  // the same in a warp: descriptors are quick
   const int row = N == 96 ? 64 * group : 0, column = N == 96 ? 0 : 96 * group;  // of the tile
   const uint64_t of_a = descriptor(shared_address(s.base) + row * kStepBytes);
@@ -159,11 +160,11 @@ __device__ __forceinline__ void multiply_tiles(const Convolution& p, int parts_o
 #pragma unroll 1
   for (; tile < s.tiles; tile += apart, tile_parity ^= 1) {
     float whole[48] = {};
-    int begin = 0, steps = s.end, parts = parts_of_p, part = 0, end_of_part = steps / parts;
+    int begin = 0, steps = s.end, part = 0, shift = log2_of_parts, end_of_part = steps >> shift;
 #pragma unroll 1
     for (int step = 0; step < s.last; ++step) {
-      const uint64_t a =
-          Unit && step - s.end >= S::kStages ? of_a + S::kSpare / 16 : of_a + stage * (S::kStageBytes / 16);
+      const bool spare = Unit && N / kDepth > S::kStages && step - s.end >= S::kStages;
+      const uint64_t a = of_a + (spare ? S::kSpare : stage * S::kStageBytes) / 16;
       multiply_step<96, Exact>(main, cross, a, of_b + stage * (S::kStageBytes / 16));
       const uint32_t used = s.free(stage);
       if (++stage == S::kStages) stage = 0, parity ^= 1;
@@ -177,9 +178,9 @@ __device__ __forceinline__ void multiply_tiles(const Convolution& p, int parts_o
       ++part;
       if (Unit && step + 1 == s.end) {
         hand_over<N>(p, whole, s.base + row * kStepBytes, stage, column, group);
-        begin = s.end, steps = s.last - s.end, parts = parts_of_following, part = 0;
+        begin = s.end, steps = s.last - s.end, part = 0, shift = log2_of_following;
       }
-      end_of_part = begin + steps * (part + 1) / parts;
+      end_of_part = begin + (steps * (part + 1) >> shift);
     }
     wait_for(s.finished(), tile_parity);
     put_sums<96>(whole, threadIdx.x / 32 % 4, threadIdx.x % 32,
