@@ -138,9 +138,77 @@ __device__ __forceinline__ void hand_over(const Convolution& p, float (&whole)[4
   sync();
 }
 
+// A thread's share of the end of a tile: four columns of every `apart`-th row, then those 32 columns further. Threads
+// are counted from 0 on, eight for each of `apart` rows.
+template <int N>
+__device__ __forceinline__ void finish_tile(const Convolution& p, const Pipeline<N>& s, int total, int tile, int thread,
+                                            int apart) {
+  using S = Pipeline<N>;
+  constexpr int kTogether = 4;  // are read before they are written: the compiler must assume that they overlap
+  const int row = thread / 8, first_row = s.first_row(tile), rows = min(S::kRows, total - first_row);
+  const int first = first_row * p.columns + s.first_column(tile);
+  const float* const sums = reinterpret_cast<const float*>(s.base + S::kSums);
+#pragma unroll 1
+  for (int in_tile = thread % 8 * 4; in_tile < N; in_tile += 32) {
+    const int column = s.first_column(tile) + in_tile;
+    const float4 bias = __ldg(reinterpret_cast<const float4*>(p.bias + column));
+    Snakes snakes{};
+    if (p.activation == Activation::kSnake) snakes = snakes_of(p, column % p.channels_out);
+#pragma unroll 1
+    for (int done = row; done < rows; done += kTogether * apart) {
+      float4 r[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        r[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (p.residual && done + apart * i < rows)
+          r[i] = *reinterpret_cast<const float4*>(p.residual + first + (done + apart * i) * p.columns + in_tile);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int at_row = done + apart * i;
+        if (at_row >= rows) break;
+        const float4 sum = *reinterpret_cast<const float4*>(sums + at_row * S::kPitch + in_tile);
+        float4 v = make_float4(bias.x + sum.x, bias.y + sum.y, bias.z + sum.z, bias.w + sum.w);
+        v.x += r[i].x, v.y += r[i].y, v.z += r[i].z, v.w += r[i].w;
+        const int at = first + at_row * p.columns + in_tile;
+        if (p.out) *reinterpret_cast<float4*>(p.out + at) = v;
+        if (!p.activated) continue;
+        if (p.activation == Activation::kSnake) snake(v, snakes);
+        else if (p.activation == Activation::kGelu) gelu(v);
+        store_halves(p.activated + (at - column), column, v);
+      }
+    }
+  }
+}
+
+// Of a block's last tile, those who multiplied it finish their share.
+template <int N>
+__device__ __forceinline__ void finish_last_tile(const Convolution& p, const Pipeline<N>& s, int total, int tile) {
+  sync_threads(1, 3 * kWarpgroupThreads);  // its sums are there
+  finish_tile(p, s, total, tile, threadIdx.x, 3 * kWarpgroupThreads / 8);
+}
+
+template <int N>
+__device__ __forceinline__ void finish_tiles(const Convolution& p, const Pipeline<N> s, int total) {
+  const int thread = threadIdx.x % kWarpgroupThreads, apart = gridDim.x / kPair;
+  uint32_t parity = 0;
+#pragma unroll 1
+  for (int tile = blockIdx.x / kPair; tile < s.tiles; tile += apart, parity ^= 1) {
+    const int first_row = s.first_row(tile), rows = min(Pipeline<N>::kRows, total - first_row);
+    if (p.residual)
+#pragma unroll 1
+      for (int i = thread; i < rows * (N / 32); i += kWarpgroupThreads)
+        prefetch_l2(p.residual + (first_row + i / (N / 32)) * p.columns + s.first_column(tile) + i % (N / 32) * 32);
+    if (tile + apart >= s.tiles) return finish_last_tile(p, s, total, tile);
+    wait_for(s.summed(), parity);
+    finish_tile(p, s, total, tile, thread, kWarpgroupThreads / 8);
+    mbarrier_arrive_as_warp(s.finished());
+  }
+}
+
 template <int N, bool Exact, bool Unit>
-__device__ __forceinline__ void multiply_tiles(const Convolution& p, int parts_of_p, int parts_of_following,
-                                               const Pipeline<N> s) {
+__device__ __forceinline__ void multiply_tiles(const Convolution& p, int parts_of_p, const Convolution& following,
+                                               int parts_of_following, const Pipeline<N> s, int total) {
   using S = Pipeline<N>;
   const int log2_of_parts = __ffs(parts_of_p) - 1, log2_of_following = __ffs(parts_of_following) - 1;  // 1, 2, 4 or 8
   const int group = __shfl_sync(~0u, threadIdx.x / kWarpgroupThreads, 0);  // the same in a warp: descriptors are quick
@@ -185,61 +253,11 @@ __device__ __forceinline__ void multiply_tiles(const Convolution& p, int parts_o
     wait_for(s.finished(), tile_parity);
     put_sums<96>(whole, threadIdx.x / 32 % 4, threadIdx.x % 32,
                  reinterpret_cast<float*>(s.base + S::kSums) + row * S::kPitch + column, S::kPitch);
-    mbarrier_arrive_as_warp(s.summed());
+    if (tile + apart >= s.tiles) finish_last_tile(Unit ? following : p, s, total, tile);
+    else mbarrier_arrive_as_warp(s.summed());
   }
 }
 
-// The end of tiles, one behind the other. A thread has four columns of every 16th row, then those 32 columns further.
-template <int N>
-__device__ __forceinline__ void finish_tiles(const Convolution& p, const Pipeline<N> s, int total) {
-  using S = Pipeline<N>;
-  const int thread = threadIdx.x % kWarpgroupThreads, row = thread / 8;
-  const float* const sums = reinterpret_cast<const float*>(s.base + S::kSums) + row * S::kPitch;
-  constexpr int kTogether = 4;  // are read before they are written: the compiler must assume that they overlap
-  uint32_t parity = 0;
-#pragma unroll 1
-  for (int tile = blockIdx.x / kPair; tile < s.tiles; tile += gridDim.x / kPair, parity ^= 1) {
-    const int first_row = s.first_row(tile), rows = min(S::kRows, total - first_row);
-    const int first = first_row * p.columns + s.first_column(tile);
-    if (p.residual)
-#pragma unroll 1
-      for (int i = thread; i < rows * (N / 32); i += kWarpgroupThreads)
-        prefetch_l2(p.residual + first + i / (N / 32) * p.columns + i % (N / 32) * 32);
-    wait_for(s.summed(), parity);
-#pragma unroll 1
-    for (int in_tile = thread % 8 * 4; in_tile < N; in_tile += 32) {
-      const int column = s.first_column(tile) + in_tile;
-      const float4 bias = __ldg(reinterpret_cast<const float4*>(p.bias + column));
-      Snakes snakes{};
-      if (p.activation == Activation::kSnake) snakes = snakes_of(p, column % p.channels_out);
-#pragma unroll 1
-      for (int done = 0; row + done < rows; done += 16 * kTogether) {
-        float4 r[kTogether];
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          r[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-          if (p.residual && row + done + 16 * i < rows)
-            r[i] = *reinterpret_cast<const float4*>(p.residual + first + (row + done + 16 * i) * p.columns + in_tile);
-        }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          const int behind = done + 16 * i;
-          if (row + behind >= rows) break;
-          const float4 sum = *reinterpret_cast<const float4*>(sums + behind * S::kPitch + in_tile);
-          float4 v = make_float4(bias.x + sum.x, bias.y + sum.y, bias.z + sum.z, bias.w + sum.w);
-          v.x += r[i].x, v.y += r[i].y, v.z += r[i].z, v.w += r[i].w;
-          const int at = first + (row + behind) * p.columns + in_tile;
-          if (p.out) *reinterpret_cast<float4*>(p.out + at) = v;
-          if (!p.activated) continue;
-          if (p.activation == Activation::kSnake) snake(v, snakes);
-          else if (p.activation == Activation::kGelu) gelu(v);
-          store_halves(p.activated + (at - column), column, v);
-        }
-      }
-    }
-    mbarrier_arrive_as_warp(s.finished());
-  }
-}
 #endif
 
 // All tiles of a convolution; the parts of their sums as in `convolve_kernel`. Unit: a convolution of one tap follows,
@@ -267,7 +285,7 @@ __global__ void __launch_bounds__(kPipelineThreads, 1)
   wait_for_previous();
   if (role < 2) {
     set_registers<S::kToMultiply, true>();  // which the other warpgroups give away
-    multiply_tiles<N, Exact, Unit>(p, parts_of_p, parts_of_following, s);
+    multiply_tiles<N, Exact, Unit>(p, parts_of_p, following, parts_of_following, s, total);
   } else if (role == 2) {
     set_registers<S::kToFinish, false>();
     finish_tiles<N>(Unit ? following : p, s, total);
