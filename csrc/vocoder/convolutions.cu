@@ -231,6 +231,7 @@ constexpr Cut kCuts[] = {{16, 64, 0.286f, 0.241f, 1.14f},
                          {64, 96, 0.792f, 0.582f, 3.38f},
                          {64, 64, 0.355f, 0.245f, 2.00f, true},
                          {64, 96, 0.370f, 0.325f, 3.40f, true},
+                         {64, 128, 0.300f, 0.300f, 2.00f, true, true},
                          {64, 192, 0.390f, 0.390f, 2.00f, true, true},
                          {128, 96, 0.430f, 0.430f, 2.00f, true, true}};
 
@@ -304,7 +305,9 @@ cudaError_t choose(const Convolution& p, const Convolution* following, cudaStrea
   }
   const Cut best = quickest(p, p.in.room * p.in.rows, {1, parts}, p.in.room > kFewFrames, warpgroups, processors);
   if (best.stays) {
-    const auto launch = best.n == 96 ? launch_pipeline<96, Exact, false> : launch_pipeline<192, Exact, false>;
+    const auto launch = best.n == 96    ? launch_pipeline<96, Exact, false>
+                        : best.n == 128 ? launch_pipeline<128, Exact, false>
+                                        : launch_pipeline<192, Exact, false>;
     return launch(p, parts, processors, stream, {}, 1);
   }
   if (best.warpgroup)

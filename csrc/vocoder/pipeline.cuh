@@ -9,18 +9,19 @@ namespace qmk {
 
 constexpr int kPipelineThreads = 4 * kWarpgroupThreads, kPair = 2;  // blocks of a cluster
 
-// A tile of N columns. Each of two warpgroups multiplies [64 rows][96 columns]: of the same 96 columns, or, where a
-// convolution of one tap follows that needs all 192, of the same rows. A stage holds a step of both matrices.
+// A tile of N columns. Each of two warpgroups multiplies 64 rows: of the same 96 columns, or else the same rows of half
+// of the columns. If a convolution of one tap follows, the tile has all columns. A stage holds a step of both matrices.
 template <int N>
 struct Pipeline {
-  static_assert(N == 96 || N == 192);
-  static constexpr int kRows = N == 96 ? 128 : 64, kStages = N == 96 ? 6 : 5, kStageBytes = (kRows + N) * kStepBytes;
+  static_assert(N == 96 || N == 128 || N == 192);
+  static constexpr int kRows = N == 96 ? 128 : 64, kColumns = N == 96 ? N : N / 2;  // columns of a warpgroup
+  static constexpr int kStages = N == 96 ? 6 : N == 128 ? 7 : 5, kStageBytes = (kRows + N) * kStepBytes;
   static constexpr int kSpare = kStages * kStageBytes;  // rows of a step that no stage has room for
   static constexpr int kSums = kSpare + (N / kDepth > kStages ? kRows * kStepBytes : 0), kPitch = N + 8;
   static constexpr int kBars = kSums + kRows * kPitch * 4;
   static constexpr int kBytes = 1024 + kBars + 8 * (2 * kStages + 2);  // aligned to 1,024
   static_assert(kBytes <= 227 * 1024);
-  static constexpr int kToMultiply = N == 96 ? 200 : 208, kToFinish = 56, kToCopy = N == 96 ? 56 : 40;  // registers
+  static constexpr int kToMultiply = N == 192 ? 208 : 200, kToFinish = 56, kToCopy = N == 96 ? 56 : 40;  // registers
   static_assert(2 * kToMultiply + kToFinish + kToCopy <= 512);
 
   unsigned char* base;
@@ -210,12 +211,13 @@ template <int N, bool Exact, bool Unit>
 __device__ __forceinline__ void multiply_tiles(const Convolution& p, int parts_of_p, const Convolution& following,
                                                int parts_of_following, const Pipeline<N> s, int total) {
   using S = Pipeline<N>;
+  constexpr int kColumns = S::kColumns;
   const int log2_of_parts = __ffs(parts_of_p) - 1, log2_of_following = __ffs(parts_of_following) - 1;  // 1, 2, 4 or 8
   const int group = __shfl_sync(~0u, threadIdx.x / kWarpgroupThreads, 0);  // the same in a warp: descriptors are quick
-  const int row = N == 96 ? 64 * group : 0, column = N == 96 ? 0 : 96 * group;  // of the tile
+  const int row = N == 96 ? 64 * group : 0, column = N == 96 ? 0 : kColumns * group;  // of the tile
   const uint64_t of_a = descriptor(shared_address(s.base) + row * kStepBytes);
   const uint64_t of_b = descriptor(shared_address(s.base) + (S::kRows + column) * kStepBytes);
-  float sum[48] = {}, main[48], cross[48];
+  float sum[kColumns / 2] = {}, main[kColumns / 2], cross[kColumns / 2];
   int stage = 0;
   uint32_t parity = 0, tile_parity = 1;
   auto wait_for_step = [&] {
@@ -227,32 +229,33 @@ __device__ __forceinline__ void multiply_tiles(const Convolution& p, int parts_o
   if (tile < s.tiles) wait_for_step();
 #pragma unroll 1
   for (; tile < s.tiles; tile += apart, tile_parity ^= 1) {
-    float whole[48] = {};
+    float whole[kColumns / 2] = {};
     int begin = 0, steps = s.end, part = 0, shift = log2_of_parts, end_of_part = steps >> shift;
 #pragma unroll 1
     for (int step = 0; step < s.last; ++step) {
       const bool spare = Unit && N / kDepth > S::kStages && step - s.end >= S::kStages;
       const uint64_t a = of_a + (spare ? S::kSpare : stage * S::kStageBytes) / 16;
-      multiply_step<96, Exact>(main, cross, a, of_b + stage * (S::kStageBytes / 16));
+      multiply_step<kColumns, Exact>(main, cross, a, of_b + stage * (S::kStageBytes / 16));
       const uint32_t used = s.free(stage);
       if (++stage == S::kStages) stage = 0, parity ^= 1;
       if (step + 1 < s.last || tile + apart < s.tiles) wait_for_step();  // for the next one, beside these products
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
       if (threadIdx.x % 32 < kPair) mbarrier_arrive_at(used, threadIdx.x % 32);
-      add_step<96, Exact>(sum, main, cross);
+      add_step<kColumns, Exact>(sum, main, cross);
       if (step + 1 < end_of_part) continue;
 #pragma unroll
-      for (int i = 0; i < 48; ++i) whole[i] += sum[i], sum[i] = 0.0f;
+      for (int i = 0; i < kColumns / 2; ++i) whole[i] += sum[i], sum[i] = 0.0f;
       ++part;
-      if (Unit && step + 1 == s.end) {
-        hand_over<N>(p, whole, s.base + row * kStepBytes, stage, column, group);
-        begin = s.end, steps = s.last - s.end, part = 0, shift = log2_of_following;
-      }
+      if constexpr (Unit)
+        if (step + 1 == s.end) {
+          hand_over<N>(p, whole, s.base + row * kStepBytes, stage, column, group);
+          begin = s.end, steps = s.last - s.end, part = 0, shift = log2_of_following;
+        }
       end_of_part = begin + (steps * (part + 1) >> shift);
     }
     wait_for(s.finished(), tile_parity);
-    put_sums<96>(whole, threadIdx.x / 32 % 4, threadIdx.x % 32,
-                 reinterpret_cast<float*>(s.base + S::kSums) + row * S::kPitch + column, S::kPitch);
+    put_sums<kColumns>(whole, threadIdx.x / 32 % 4, threadIdx.x % 32,
+                       reinterpret_cast<float*>(s.base + S::kSums) + row * S::kPitch + column, S::kPitch);
     if (tile + apart >= s.tiles) finish_last_tile(Unit ? following : p, s, total, tile);
     else mbarrier_arrive_as_warp(s.summed());
   }
