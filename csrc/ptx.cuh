@@ -233,6 +233,13 @@ __device__ __forceinline__ uint4 load_shared16(uint32_t address) {
   return v;
 }
 
+// ---- two fp16 halves, the first one below; what is too large becomes the largest, and NaN stays
+__device__ __forceinline__ uint32_t pack_halves(float first, float second) {
+  uint32_t y;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
+  return y;
+}
+
 // ---- two bf16 times two bf16; as a fused multiply-add, which sm_80 has too
 __device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
   uint32_t y;

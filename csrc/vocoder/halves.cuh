@@ -43,12 +43,14 @@ __device__ __forceinline__ uint2 split(float2 x) {
   return make_uint2(*reinterpret_cast<const uint32_t*>(&high), *reinterpret_cast<const uint32_t*>(&low));
 }
 
-// Four channels, from a multiple of 4 on.
-__device__ __forceinline__ void store_halves(float* row, int channel, float4 x) {
-  const uint2 first = split(make_float2(x.x, x.y)), second = split(make_float2(x.z, x.w));
+// Four channels, from a multiple of 4 on: two and two.
+__device__ __forceinline__ void store_halves(float* row, int channel, uint2 first, uint2 second) {
   __half* to = reinterpret_cast<__half*>(row) + place_of(channel);
   *reinterpret_cast<uint2*>(to) = make_uint2(first.x, second.x);
   *reinterpret_cast<uint2*>(to + kChannelTile) = make_uint2(first.y, second.y);
+}
+__device__ __forceinline__ void store_halves(float* row, int channel, float4 x) {
+  store_halves(row, channel, split(make_float2(x.x, x.y)), split(make_float2(x.z, x.w)));
 }
 __device__ __forceinline__ float4 load_halves(const float* row, int channel) {
   const __half* from = reinterpret_cast<const __half*>(row) + place_of(channel);

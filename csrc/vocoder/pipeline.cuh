@@ -107,6 +107,14 @@ __device__ __forceinline__ void copy_tiles(const Convolution& p, const Convoluti
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+// `split`, but that NaN stays NaN: where warps have too little time, conversions clamp.
+__device__ __forceinline__ uint2 split_quickly(float2 x) {
+  x.x *= 1.0f / kRange, x.y *= 1.0f / kRange;
+  const uint32_t high = pack_halves(x.x, x.y);
+  const float2 kept = __half22float2(*reinterpret_cast<const __half2*>(&high));
+  return make_uint2(high, pack_halves((x.x - kept.x) * kLowScale, (x.y - kept.y) * kLowScale));
+}
+
 // The end of a tile whose rows go on into a convolution of one tap: activated, as halves, they lie where that one's
 // steps, beginning with `stage`, look for them. The whole sums become 0.
 template <int N>
@@ -128,7 +136,7 @@ __device__ __forceinline__ void hand_over(const Convolution& p, float (&whole)[4
       whole[n * 4 + 2 * half] = whole[n * 4 + 2 * half + 1] = 0.0f;
       x.x = snake(bias.x + kRange * x.x, frequency.x, scale.x);
       x.y = snake(bias.y + kRange * x.y, frequency.y, scale.y);
-      const uint2 halves = split(x);  // the low ones lie 64 bytes behind the high ones, both swizzled
+      const uint2 halves = split_quickly(x);  // the low ones lie 64 bytes behind the high ones, both swizzled
       const int row = warp * 16 + lane / 4 + 8 * half;
       const int at = step + row * kStepBytes + ((n % 4 ^ row % 8) << 4) + 4 * (lane % 4);
       *reinterpret_cast<uint32_t*>(rows + at) = halves.x;
@@ -176,7 +184,8 @@ __device__ __forceinline__ void finish_tile(const Convolution& p, const Pipeline
         if (!p.activated) continue;
         if (p.activation == Activation::kSnake) snake(v, snakes);
         else if (p.activation == Activation::kGelu) gelu(v);
-        store_halves(p.activated + (at - column), column, v);
+        store_halves(p.activated + (at - column), column, split_quickly(make_float2(v.x, v.y)),
+                     split_quickly(make_float2(v.z, v.w)));
       }
     }
   }

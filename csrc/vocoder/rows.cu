@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(256, 2)
     for (int b = 0; b < Blocks; ++b)
       w[tap][b] = *reinterpret_cast<const float4*>(weight + tap * kChannels + b * 32 + lane * 4);
   wait_for_previous();
-  const int last = min(index - lane, samples - 8) + 7;  // they are of one frame
+  const int last = min(index - lane, max(samples, 8) - 8) + 7;  // they are of one frame
   float sum[8] = {};
 #pragma unroll
   for (int back = 13; back >= 0; --back) {
