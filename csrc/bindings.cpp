@@ -24,6 +24,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   sizes["LAUNCHES_AHEAD"] = qmk::kLaunchesAhead;
   sizes["SUMS_AT_ONCE"] = qmk::kSumsAtOnce;
   sizes["RECENT_FRAMES"] = qmk::kRecentFrames;
+  sizes["TOLD"] = qmk::kTold;
+  sizes["TELLINGS"] = qmk::kTellings;
   sizes["LAYER_MATRICES"] = qmk::kLayerMatrices;
   sizes["PUSH_FRAMES"] = qmk::kPushFrames;
   sizes["PUSH_ROWS"] = qmk::kPushRows;

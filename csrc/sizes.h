@@ -17,6 +17,8 @@ constexpr int kPagePositions = 64;  // of a page of the talker's keys and values
 constexpr int kLaunchesAhead = 4;   // launches that may be uncollected
 constexpr int kSumsAtOnce = 128;  // of a matrix, that a block keeps at once: its rows x row_chains; registers hold them
 constexpr int kRecentFrames = 16;  // of every slot, whose codes the frame kernel leaves for the vocoder
+constexpr int kTold = 16;          // values that tell how a head attended to the text (frame/text_heads.cu)
+constexpr int kTellings = 5;       // frames of a slot whose values are kept: one more than launches ahead
 
 // ---- the prompt's kernels
 constexpr int kLayerMatrices = 4;  // of a decoder layer: qkv, o, gate and up, down

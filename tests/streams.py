@@ -35,7 +35,7 @@ def decoder_over(folder, *, device: str = "cpu", slots: int = 3, max_positions: 
 
 
 def start(
-    decoder, slot: int, *, stream: int = 0, rows: int = 9, sampling: SamplingParams = GREEDY, seed: int = 7
+    decoder, slot: int, *, stream: int = 0, rows: int = 9, sampling: SamplingParams = GREEDY, seed: int = 7, watch=None
 ) -> None:
     """Every `stream` is another prompt, with three rows of trailing text."""
     generator = torch.Generator().manual_seed(stream)
@@ -45,7 +45,7 @@ def start(
         return torch.randn(count, like.shape[1], generator=generator).to(like)
 
     prompt = Prompt(normal(rows), normal(3), normal(1)[0])
-    decoder.start(slot, prompt, sampling.over(PUBLISHED).over(SamplingParams(seed=seed)))
+    decoder.start(slot, prompt, sampling.over(PUBLISHED).over(SamplingParams(seed=seed)), watch=watch)
 
 
 def say(decoder, slot: int, frames: int) -> Said:

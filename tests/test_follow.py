@@ -55,8 +55,6 @@ class QueuedDecoder:
     """A TorchFrameDecoder whose frames are computed in the queue's order and leave their codes in a ring; end of speech
     and what follows it is junk there."""
 
-    attention = None
-
     def __init__(self, inner, device: Device, width: int):
         self.inner, self.device, self.width, self.narrow = inner, device, width, width
         self.slots, self.max_positions, self.weight_bytes = inner.slots, inner.max_positions, inner.weight_bytes

@@ -6,7 +6,8 @@ import torch
 from streams import PUBLISHED, SETTINGS, decoder_over, interleaved, same, say, start
 
 from qwen_megakernel.backend.cuda_graphs import attended, clear
-from qwen_megakernel.backend.interfaces import AHEAD
+from qwen_megakernel.backend.interfaces import AHEAD, Watch
+from qwen_megakernel.checkpoint.config import TextHead
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model.frame import Frame, SlotState, draws_of
 from qwen_megakernel.model.sampling import gumbel_noise
@@ -154,10 +155,10 @@ class Uncaptured:
     @torch.inference_mode()
     def launch(self, jobs):
         said = []
-        for state, draws, positions in jobs:
+        for state, draws, positions, tell in jobs:
             draws = self.draws.setdefault(tuple(draw.shape for draw in draws), draws)
             self.frame.step(state, draws, state.position, attended(positions, self.positions))
-            said.append(state.codes.clone())
+            said.append((state.codes.clone(), tell()))
         return said.__getitem__
 
 
@@ -178,10 +179,15 @@ def test_what_a_graph_captures_says_what_the_eager_frame_says(pair):
         expected = {}
         for slot, rows in enumerate((252, 508, 9)):
             for decoder in pair:
-                start(decoder, slot, stream=slot, rows=rows, sampling=sampling, seed=2**63 + slot)
+                watch = Watch(rows - 5, range(9), (None, TextHead(1, 0, 0.0), None)[slot])
+                start(decoder, slot, stream=slot, rows=rows, sampling=sampling, seed=2**63 + slot, watch=watch)
             expected[slot] = say(eager, slot, 8)
         said = interleaved(static, [0, 1, 2], 8, ahead=AHEAD)
         assert all(same(said[slot], expected[slot]) for slot in expected), name
+        for slot in expected:  # a graph's told attention is the eager frame's
+            told, eagerly = static.told(slot), eager.told(slot)
+            assert len(told) == len(eagerly) == 8 and static.told(slot) == []
+            assert np.allclose(told, eagerly, atol=1e-4), name
     assert len(static._graphs.draws) == len(SETTINGS) - 1, "two settings have one shape"
 
 
@@ -206,6 +212,7 @@ def test_a_frame_never_asks_the_device_for_a_value(tiny):
     state = SlotState(config, 600, meta, torch.float32)
     for sampling in SETTINGS.values():
         frame.step(state, draws_of(sampling.over(PUBLISHED)), state.position, 256)
+    state.cache.told(9, slice(None), slice(None), slice(2, 7), 1)
     with pytest.raises(RuntimeError, match="meta"):
         int(state.frame)
 

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import sys
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
@@ -16,13 +17,13 @@ from callers import cut, seeded
 from kept import kept
 
 from qwen_megakernel import SamplingParams, TTSEngine
-from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.checkpoint.config import ModelConfig, TextHead
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER
 from qwen_megakernel.engine import text_path
 from qwen_megakernel.engine.audio import FRAME_S, joined
 from qwen_megakernel.engine.text_path import HeadFinder, HeadTrial, TextPath
 from qwen_megakernel.errors import CheckpointError
+from qwen_megakernel.model.transformer import TOLD
 from qwen_megakernel.speech.events import Sound, Words
 from qwen_megakernel.speech.measured_words import MeasuredWords
 from qwen_megakernel.speech.session import SpeechSession
@@ -52,10 +53,22 @@ def attention_of(starts: list[float], frames: int) -> np.ndarray:
     return (passed - np.pad(passed[:, 1:], ((0, 0), (0, 1)))).astype(np.float32)
 
 
-def path_over(attention: np.ndarray, offset_s: float = 0.0) -> TextPath:
-    path = TextPath(0, TextHead(0, 1, offset_s))
+def told_of(attention: np.ndarray, first: int = 0) -> np.ndarray:
+    """What a decoder tells of attention to tokens, fp32 [..., tokens] -> [..., TOLD]."""
+    behind = np.concatenate([attention[..., ::-1].cumsum(-1)[..., ::-1], np.zeros((*attention.shape[:-1], 99))], -1)
+    found = [np.full(behind.shape[:-1], first), behind[..., 0], attention.argmax(-1)]
+    return np.concatenate([np.stack(found, -1), behind[..., first : first + TOLD - 3]], -1).astype(np.float32)
+
+
+def path_over(attention: np.ndarray, offset_s: float = 0.0, lag: int = 0) -> TextPath:
+    """`lag`: frames that are told before the path has seen the one before."""
+    path, told = TextPath(0, range(attention.shape[1]), TextHead(0, 1, offset_s)), deque()
     for frame in attention:
-        path.see(np.stack([np.zeros_like(frame), frame])[None])
+        told.append(told_of(frame, path.first)[None, None])
+        if len(told) > lag:
+            path.see(told.popleft())
+    for left in told:
+        path.see(left)
     return path
 
 
@@ -65,12 +78,20 @@ def test_made_up_attention_gives_exact_times(rng):
     assert found == pytest.approx([0.08 + FRAME_S * start for start in starts], abs=1e-4)
 
 
+def test_a_path_that_is_told_later_is_the_same(rng):
+    """A GPU tells a frame from the token on to which the path had got when the frame was launched."""
+    shape = np.full(rng.randrange(30, 60), 0.03)
+    attention = np.random.default_rng(rng.randrange(2**31)).dirichlet(shape, 60).astype(np.float32)
+    for told in (attention, attention_of([0.0, *accumulate(rng.uniform(0.9, 4) for _ in range(50))], 60)):
+        assert path_over(told, lag=2).starts == path_over(told).starts
+
+
 def test_what_the_path_has_passed_stays_passed(rng):
     """Attention that jumps about: times never go back, and a frame passes three tokens at most."""
     attention = np.random.default_rng(rng.randrange(2**31)).dirichlet(np.full(40, 0.05), 60).astype(np.float32)
-    path, before = TextPath(0, TextHead(0, 0, 0.0)), []
+    path, before = TextPath(0, range(40), TextHead(0, 0, 0.0)), []
     for frame in attention:
-        path.see(frame[None, None])
+        path.see(told_of(frame, path.first)[None, None])
         assert path.starts[: len(before)] == before and len(path.starts) <= len(before) + 3 + (not before)
         before = list(path.starts)
     assert before == sorted(before)
@@ -87,28 +108,28 @@ def test_a_head_is_found_by_how_it_goes_through_the_text(rng):
     finder = HeadFinder(keep=kept.append)
     while not finder.head:
         heard = [0.0, *(2 + at for at in accumulate(rng.uniform(3.6, 4.4) for _ in range(12)))]
-        path = finder.path(0)
+        path = finder.path(0, range(13))
         for frame in attention_of([0.0, *(start - late for start in heard[1:])], int(heard[-1]) + 5):
             heads = noise.dirichlet(np.full(13, 0.1), (3, 4))
             heads[0, 0] *= 0.3
             heads[where] = frame
-            path.see(heads[path.layers])
-        finder.judge(path, 13, SPOKEN)
+            path.see(told_of(heads[path.layers, path.heads], path.first))
+        finder.judge(path, SPOKEN)
     assert kept == [finder.head] and (finder.head.layer, finder.head.head) == where
     assert finder.head.offset_s == pytest.approx(FRAME_S * late - 0.1, abs=0.03), "0.1: the speech's onset"
-    assert isinstance(finder.path(0), TextPath)
+    assert isinstance(finder.path(0, []), TextPath)
 
 
 def test_the_search_for_a_head_ends(rng):
     kept, noise = [], np.random.default_rng(rng.randrange(2**31))
     finder = HeadFinder(keep=kept.append)
-    assert [isinstance(finder.path(0), HeadTrial) for _ in range(100)].count(True) == 20
-    assert HeadFinder().path(0) is None, "a backend that tells no attention"
-    trial = HeadTrial(0)
+    assert [isinstance(finder.path(0, []), HeadTrial) for _ in range(100)].count(True) == 20
+    assert HeadFinder().path(0, []) is None, "nobody keeps what is found"
+    trial = HeadTrial(0, range(13))
     for _ in range(200):
-        trial.see(noise.dirichlet(np.full(13, 0.1), (3, 4)))
-    finder.judge(trial, 13, SPOKEN)
-    assert kept == [None] and finder.head is None and finder.path(0) is None
+        trial.see(told_of(noise.dirichlet(np.full(13, 0.1), (3, 4))))
+    finder.judge(trial, SPOKEN)
+    assert kept == [None] and finder.head is None and finder.path(0, []) is None
 
 
 # ---------------------------------------------------------------- words
@@ -229,7 +250,7 @@ def test_the_demo_voices_words_are_measured_whole_and_in_pieces(rng):
 def test_codes_are_the_same_without(monkeypatch, rng):
     text, how = rng.choice(as_typed.sentences()), {"sampling": seeded(rng.randrange(1000))}
     with_times = kept("demo").generate(text, **how)
-    monkeypatch.setattr(TorchFrameDecoder, "attention", None)
+    monkeypatch.setattr(text_heads, "finder_of", lambda *_: HeadFinder())
     with TTSEngine.load("demo", threads=1) as engine:
         without = engine.generate(text, **how)
     assert np.array_equal(with_times.codes, without.codes) and np.array_equal(with_times.samples, without.samples)

@@ -53,7 +53,6 @@ class Decoder:
     the ring holds which stream's frame lies where."""
 
     max_positions = 2048
-    attention = None
 
     def __init__(self, gpu: Gpu, slots: int, width: int, pages: int):
         self.gpu, self.slots, self.pages = gpu, slots, pages
@@ -68,7 +67,7 @@ class Decoder:
             self.failing = None
             raise error
 
-    def start(self, slot, prompt, sampling, pages):
+    def start(self, slot, prompt, sampling, pages, watch):
         self.fail("start", RuntimeError("start"))
         self.gpu.compute(0.3)
         self.gpu.queue(1.0)

@@ -173,6 +173,12 @@ __device__ __forceinline__ LaneDims await_head(B& b, const StackWeights& w, int 
   if (head < S::kHeads + S::kKvHeads) norm_and_rope(x, norm, cos, sin, b.lane);
   return x;
 }
+// Keep a query that is watched. number: of its head, counted through all layers.
+__device__ __forceinline__ void keep_watched(const Watch& watch, int number, const LaneDims& x, int lane) {
+  const int at = number - watch.first;
+  if (at < 0 || at >= watch.heads) return;
+  reinterpret_cast<float4*>(watch.queries + at * kHeadDim)[lane] = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
+}
 __device__ __forceinline__ void store_query(Queries& s, int query, uint2 high, uint2 low, int lane) {
   reinterpret_cast<uint2*>(s.query[2 * query])[lane] = high;
   reinterpret_cast<uint2*>(s.query[2 * query + 1])[lane] = low;
@@ -366,9 +372,9 @@ struct PagedAttention {
   }
 
   // Await the queries, then key and value of each position of this launch that falls to this block. One warp a head.
-  // pages: at(position), its key in the pages.
+  // at(position): its key in the pages. watch: null if nothing is watched.
   template <class Pages>
-  __device__ __forceinline__ void await_heads(const StackWeights& w, int index, Pages at) {
+  __device__ __forceinline__ void await_heads(const StackWeights& w, int index, Pages at, const Watch* watch) {
     AttentionScratch& s = b.s.attention;
     for (int number = kWarps - 1 - b.warp; number < S::kGroup + 2 * (position - fresh + 1); number += kWarps) {
       const int p = number < S::kGroup ? position : fresh + (number - S::kGroup) / 2,
@@ -380,6 +386,7 @@ struct PagedAttention {
       const uint2 high = rounded(x);
       if (number < S::kGroup) {
         store_query(s, number, high, rest_of(x, high), lane());
+        if (watch && assigned.rank == 0) keep_watched(*watch, index * S::kHeads + awaited, x, lane());
       } else {
         store_dims(s.fresh[p - fresh][is_value], high, lane(), lane() / 2);
         if (p == position)
@@ -516,14 +523,15 @@ struct PagedAttention {
 // kv: of this layer and key-value head, page 0.
 template <class S, class B>
 __device__ __forceinline__ void attend_pages(B& b, const StackWeights& w, int index, const Assignment& assigned,
-                                             const Column* columns, bf16* kv, size_t page_stride) {
+                                             const Column* columns, bool watched, bf16* kv, size_t page_stride) {
   const Context<S> x(assigned, columns, b.columns);
   if (!x.any) return;
   const int* pages = columns[assigned.column].pages;
   PagedAttention<S, B> attention(b, assigned, x);
   attention.take_tile();
   attention.await_heads(
-      w, index, [&](int p) { return kv + pages[p / kPagePositions] * page_stride + p % kPagePositions * kHeadDim; });
+      w, index, [&](int p) { return kv + pages[p / kPagePositions] * page_stride + p % kPagePositions * kHeadDim; },
+      watched ? &columns[assigned.column].watch : nullptr);
   if (!attention.attend_splits()) attention.combine_splits();
 }
 

@@ -124,9 +124,11 @@ __device__ __forceinline__ void attend_column(const TalkerAttention& a, TalkerSc
     const LaneDims cos = load_angles(w.rope_cos + position * (kHeadDim / 2), lane),
                    sin = load_angles(w.rope_sin + position * (kHeadDim / 2), lane);
     bf16* const key = kv + pages[last_page] * stride + position % kPagePositions * kHeadDim;
+    const Watch watch = a.columns[column].watch;
     cudaGridDependencySynchronize();
     LaneDims x = load_dims(a.qkv + static_cast<size_t>(column) * S::kQkv + head_of<S>(kv_head, warp) * kHeadDim, lane);
     if (warp <= S::kGroup) norm_and_rope(x, norm, cos, sin, lane);
+    if (warp < S::kGroup) keep_watched(watch, a.index * S::kHeads + head_of<S>(kv_head, warp), x, lane);
     const uint2 high = rounded(x);
     s.template keep<S>(warp, high, rest_of(x, high), position, key, kToValue, lane);
   }

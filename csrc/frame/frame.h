@@ -19,6 +19,24 @@ cudaError_t prepare_frame(int talker_hidden, int* resident_blocks);
 template <bool Wide>
 cudaError_t launch_frame(int talker_hidden, const FrameParams& params, cudaStream_t stream);
 
+// What shall be told of a column's watched heads in a frame (text_heads.cu).
+struct Look {
+  const float* queries;  // see Watch
+  const int* pages;      // the slot's page table
+  float* told;           // [heads][kTold] out, in the host's memory
+  int position;          // of the frame
+  int first_head, heads;
+  int text_at, tokens;  // where the text begins, and how long it is; tokens behind `position` do not count
+  int first;            // token from which on some are told one by one
+};
+static_assert(sizeof(Look) % 4 == 0);
+struct TalkerHeads {
+  int layers, heads, kv_heads;
+};
+// `heads`: of each of these columns. looks: on the host or on the GPU. kv: as in FrameParams.
+cudaError_t launch_looks(const Look* looks, int columns, int heads, const bf16* kv, const TalkerHeads& talker,
+                         cudaStream_t stream);
+
 // The same of up to kBatchColumns sequences, as CUDA graphs (frame_batch.cu).
 class BatchGraphs {
  public:

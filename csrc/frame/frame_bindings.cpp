@@ -22,6 +22,15 @@ struct Slot {
   torch::Tensor text, pad, input_text;               // bf16 [n][hidden], [hidden], [hidden]
   int64_t positions = 0;                             // that its pages hold
   bool talked = false;                               // the talker's layers took its next input: residual is there
+  qmk::Look look{};                                  // which heads are watched, and where the text begins
+  torch::Tensor queries, told;                       // fp32 [kTellings][heads][head_dim], [kTellings][heads][kTold]
+
+  // Frames take turns with `queries` and `told`.
+  int64_t turn() const { return column.frame % qmk::kTellings * static_cast<int64_t>(look.heads); }
+  qmk::Watch watch() const {
+    if (!look.heads) return {};
+    return {queries.data_ptr<float>() + turn() * qmk::kHeadDim, look.first_head, look.heads};
+  }
 };
 
 class Launcher {
@@ -97,11 +106,18 @@ class Launcher {
     fault_ = torch::zeros({1}, pinned);
     p_.fault = reinterpret_cast<uint32_t*>(fault_.data_ptr());
     for (auto& event : done_) check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    for (auto& event : told_) check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    check_cuda(cudaStreamCreateWithFlags(&beside_, cudaStreamNonBlocking));
+    looks_ =
+        torch::zeros({qmk::kTellings * slots * static_cast<int64_t>(sizeof(qmk::Look))}, pinned.dtype(torch::kUInt8));
+    heads_ = {p_.talker.layers, static_cast<int>(settings.at("heads")), static_cast<int>(tensors_.at("kv").size(3))};
     if constexpr (qmk::kBatchColumns > 0)
       if (columns_ > qmk::kMostColumns) prepare_batch();
   }
   ~Launcher() {
+    if (beside_) cudaStreamSynchronize(beside_), cudaStreamDestroy(beside_);  // it writes to memory that slots hold
     for (auto& event : done_) cudaEventDestroy(event);
+    for (auto& event : told_) cudaEventDestroy(event);
   }
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
@@ -135,6 +151,7 @@ class Launcher {
     for (const int id : ids)
       TORCH_CHECK(id >= 0 && id < kv.size(0), message("a page must be in 0..", kv.size(0) - 1, ", got ", id));
     s.pages = pages, s.seen = seen, s.row = row, s.residual = residual, s.recent = recent, s.talked = false;
+    s.look = {};
     qmk::Column& c = s.column;
     c = {};
     c.row = c.next_row = data_of<float>(row, "row", torch::kFloat32, hidden_);
@@ -151,6 +168,24 @@ class Launcher {
     if (!kept) return;
     for (int64_t i = 0; i < copied; i++) kv[ids[i]].copy_((*kept)[i]);
     c.position = static_cast<int>(rows);
+  }
+  // Tell in each frame of a new sequence how some heads attend to its text, which begins at position text_at. The first
+  // of the heads is first_head, counted through all layers. queries: fp32 [kTellings][heads][head_dim]. told: fp32
+  // [kTellings][heads][kTold] in pinned memory; frame f is told at f % kTellings: see look_kernel.
+  void watch(int64_t slot, const torch::Tensor& queries, const torch::Tensor& told, int64_t first_head,
+             int64_t text_at) {
+    Slot& s = at(slot);
+    const int64_t heads = told.size(1), all = heads_.layers * heads_.heads;
+    data_of<float>(queries, "queries", torch::kFloat32, qmk::kTellings * heads * qmk::kHeadDim);
+    TORCH_CHECK(told.is_pinned() && told.is_contiguous() && told.scalar_type() == torch::kFloat32 &&
+                    told.numel() == qmk::kTellings * heads * qmk::kTold,
+                message("told must be fp32 [", qmk::kTellings, ", heads, ", qmk::kTold, "] in pinned memory"));
+    TORCH_CHECK(heads > 0 && first_head >= 0 && first_head + heads <= all,
+                message("heads must be in 0..", all - 1, ", got ", heads, " from ", first_head));
+    TORCH_CHECK(text_at >= 0, message("text_at must be 0 or more, got ", text_at));
+    s.queries = queries, s.told = told;
+    s.look.first_head = static_cast<int>(first_head), s.look.heads = static_cast<int>(heads);
+    s.look.text_at = static_cast<int>(text_at);
   }
   // How a slot's frames are drawn.
   void set_sampling(int64_t slot, const Settings& sampling, uint64_t seed) {
@@ -217,15 +252,19 @@ class Launcher {
     s.row.copy_(rows[last]);
   }
 
-  // Queue one frame of each of these slots.
-  void decode(const std::vector<int64_t>& slots) {
+  // Queue one frame of each of these slots. texts: of each slot, from which token on tokens are told one by one, and
+  // how many there are; empty if none is watched.
+  void decode(const std::vector<int64_t>& slots, const std::vector<int>& texts) {
     TORCH_CHECK(!slots.empty() && static_cast<int>(slots.size()) <= columns_,
                 message("a launch takes 1 to ", columns_, " slots, got ", slots.size()));
     TORCH_CHECK(launched_ - collected_ < qmk::kLaunchesAhead,
                 message(qmk::kLaunchesAhead, " launches wait to be collected; collect() first"));
+    TORCH_CHECK(texts.empty() || texts.size() == 2 * slots.size(),
+                message("texts must have two numbers a slot, got ", texts.size(), " for ", slots.size(), " slots"));
     for (auto slot : slots) room(at(slot), 1);
     qmk::FrameParams p = p_;
     p.columns = 0, p.talked = 1;
+    std::vector<qmk::Look> looks;
     const bool many = static_cast<int>(slots.size()) > qmk::kMostColumns;
     const int i = launched_ % qmk::kLaunchesAhead;
     qmk::Column* const columns =
@@ -233,6 +272,13 @@ class Launcher {
     for (auto slot : slots) {
       Slot& s = at(slot);
       qmk::Column& c = columns[p.columns++] = s.column;
+      if (s.look.heads && !texts.empty()) {
+        c.watch = s.watch();
+        qmk::Look& look = looks.emplace_back(s.look);
+        look.queries = c.watch.queries, look.told = s.told.data_ptr<float>() + s.turn() * qmk::kTold;
+        look.pages = c.pages, look.position = c.position;
+        look.first = texts[2 * (p.columns - 1)], look.tokens = texts[2 * (p.columns - 1) + 1];
+      }
       if (s.talked) c.residual = s.residual.data_ptr<float>();
       else p.talked = 0;
       c.first_fresh = c.position;
@@ -243,11 +289,13 @@ class Launcher {
     }
     if (p.columns > qmk::kNarrowColumns) p.predictor_pace = wide_pace_;
     if (many) p.talked = 0;
+    p.watched = !looks.empty();
     p.codes = codes_.data_ptr<int>() + i * columns_ * qmk::kResultWords;
     for (int column = 0; column < p.columns; column++) p.codes[column * qmk::kResultWords + qmk::kGroups] = 0;
     launch(p, many ? 0 : p.talker.layers + qmk::kGroups * p.predictor.layers);
     const c10::cuda::CUDAGuard guard(device_);
     check_cuda(cudaEventRecord(done_[i], c10::cuda::getCurrentCUDAStream(device_.index())));
+    look(looks, done_[i]);
     launched_++;
   }
 
@@ -257,8 +305,11 @@ class Launcher {
     TORCH_CHECK(launched_ > collected_, "nothing is launched: decode() first");
     const int i = collected_++ % qmk::kLaunchesAhead;
     check_cuda(cudaEventSynchronize(done_[i]));
+    await_told(collected_ - 2);
     return codes_[i];
   }
+  // Wait for what is told of the launch that was collected last. All before it are told.
+  void await_told() const { await_told(collected_ - 1); }
   int64_t uncollected() const { return launched_ - collected_; }
 
   // Where the next launches leave what tests and benchmarks look at; see FrameParams.
@@ -302,6 +353,26 @@ class Launcher {
     p_.batch.column = reinterpret_cast<const qmk::Column*>(sent_.data_ptr<uint8_t>() + kColumnsAt);
     check_cuda(graphs_.record(static_cast<int>(hidden_), columns_, p_,
                               reinterpret_cast<const qmk::FrameParams*>(sent_.data_ptr())));
+  }
+  // Tell how heads attended in the next launch, whose frame is queued. The stream beside lets neither the next frame
+  // nor the codes wait for that.
+  void look(const std::vector<qmk::Look>& looks, cudaEvent_t done) {
+    const int64_t i = launched_ % qmk::kTellings;
+    looked_[i] = !looks.empty();
+    if (looks.empty()) return;
+    qmk::Look* const staged = reinterpret_cast<qmk::Look*>(looks_.data_ptr<uint8_t>()) + i * slots_.size();
+    std::copy(looks.begin(), looks.end(), staged);
+    check_cuda(cudaStreamWaitEvent(beside_, done, 0));
+    for (size_t from = 0, to = 0; from < looks.size(); from = to) {
+      while (to < looks.size() && looks[to].heads == looks[from].heads) to++;
+      check_cuda(
+          qmk::launch_looks(staged + from, static_cast<int>(to - from), looks[from].heads, p_.kv, heads_, beside_));
+    }
+    check_cuda(cudaEventRecord(told_[i], beside_));
+  }
+  void await_told(int64_t launch) const {
+    if (launch >= 0 && looked_[launch % qmk::kTellings])
+      check_cuda(cudaEventSynchronize(told_[launch % qmk::kTellings]));
   }
   // Parameters and columns of a launch of many go to the GPU's memory: a graph's kernels find them at one place.
   cudaError_t launch_batch(const qmk::FrameParams& p, cudaStream_t stream) const {
@@ -362,7 +433,10 @@ class Launcher {
         p.column[i].first_fresh = first;
       }
       s.column.position += p.columns, from += p.columns;
-      if (from == n) p.column[p.columns - 1].residual = s.residual.data_ptr<float>();
+      if (from == n) {
+        qmk::Column& last = p.column[p.columns - 1];  // the first frame's, perhaps
+        last.residual = s.residual.data_ptr<float>(), last.watch = s.watch(), p.watched = s.look.heads > 0;
+      }
       launch(p, p.talker.layers);
     }
   }
@@ -406,6 +480,12 @@ class Launcher {
   qmk::BatchGraphs graphs_;
   std::array<torch::Tensor, 3> observed_;
   std::array<cudaEvent_t, qmk::kLaunchesAhead> done_{};
+  // Of the latest launches: what shall be told of them (Look [kTellings][slots]), whether anything, and when it is.
+  torch::Tensor looks_;
+  std::array<bool, qmk::kTellings> looked_{};
+  std::array<cudaEvent_t, qmk::kTellings> told_{};
+  cudaStream_t beside_ = nullptr;
+  qmk::TalkerHeads heads_{};
   int64_t launched_ = 0, collected_ = 0, epoch_ = 0;
   qmk::Pace wide_pace_{};  // the predictor's in wide launches
   qmk::FrameParams p_{};
@@ -440,6 +520,7 @@ void bind_frame(pybind11::module_& m) {
       .def(pybind11::init<int64_t, int64_t, Tensors, Settings>())
       .def("fill_tables", &Launcher::fill_tables, Free())
       .def("begin", &Launcher::begin)
+      .def("watch", &Launcher::watch)
       .def("set_sampling", &Launcher::set_sampling)
       .def("set_text", &Launcher::set_text)
       .def("seek", &Launcher::seek)
@@ -449,6 +530,7 @@ void bind_frame(pybind11::module_& m) {
       .def("enter", &Launcher::enter)
       .def("decode", &Launcher::decode)
       .def("collect", &Launcher::collect, Free())
+      .def("await_told", static_cast<void (Launcher::*)() const>(&Launcher::await_told), Free())
       .def("uncollected", &Launcher::uncollected)
       .def("observe", &Launcher::observe)
       .def("fault", &Launcher::fault)

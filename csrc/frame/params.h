@@ -54,6 +54,12 @@ struct DrawParams {
 
 constexpr int kPrecomputed = -1;  // the embedding sentinel: see Column::input_id
 
+// Heads of the talker whose queries are kept, for word times. Heads are counted through all layers.
+struct Watch {
+  float* queries;  // [heads][head_dim], normed and turned
+  int first, heads;
+};
+
 // One token: a sequence's next decode step, or one position of a prompt.
 struct Column {
   int input_id = kPrecomputed;  // the input is row; from 0 on: code 0's embedding of this id plus input_text
@@ -71,6 +77,7 @@ struct Column {
   int frame;        // of the sequence, from 0
   float repetition_penalty, inverse_penalty;
   DrawParams draw0, draw;  // of code 0, of codes 1..15
+  Watch watch;             // no heads where nothing is watched
 };
 
 // What layer 0 of the code predictor makes of a code, looked up instead of computed. From kFirstLookedUp on, a
@@ -128,6 +135,7 @@ struct FrameParams {
   Pace talker_pace, predictor_pace;  // heads and adapter go at the predictor's
   int pinned;                        // of 15 stages of the predictor: they ask to stay in L2 from pass to pass
   int columns;
+  int watched;  // 1: a column's heads are watched
   int prefill;  // 1: only the talker's layers run, for their keys and values, and for a column's residual if it has one
   int talked;   // 1: they ran in an earlier launch, and every column's residual is there
   int eos_id, first_suppressed_id, min_frames;

@@ -31,6 +31,7 @@ SOURCES = (
     "frame/frame.cu",
     "frame/frame_wide.cu",
     "frame/frame_batch.cu",
+    "frame/text_heads.cu",
     "prompt/text.cu",
     "prompt/prefill.cu",
     "vocoder/convolutions.cu",

@@ -65,11 +65,12 @@ def attended(positions: int, max_positions: int) -> int:
 
 
 class Job(NamedTuple):
-    """One frame to run; `positions` includes its own."""
+    """One frame to run; `positions` includes its own. `tell`: called behind it, queues what is told of it, or None."""
 
     state: SlotState
     draws: Draws
     positions: int
+    tell: Callable[[], Tensor | None]
 
 
 class FrameGraphs:
@@ -91,25 +92,28 @@ class FrameGraphs:
         ]
         self._launches = 0
 
-    def launch(self, jobs: Sequence[Job]) -> Callable[[int], Tensor]:
+    def launch(self, jobs: Sequence[Job]) -> Callable[[int], tuple[Tensor, Tensor | None]]:
         """Queue frames on the current stream, without waiting for them. Returns fetch(i) -> codes of the i-th job,
-        int64 [groups] on the CPU. It waits for the whole launch and is valid until `ahead` more launches were made."""
+        int64 [groups], and what `tell` told, both on the CPU. It waits for the whole launch and is valid until `ahead`
+        more launches were made."""
         codes, done = self._ring[self._launches % len(self._ring)]
         self._launches += 1
+        told = []
         for job, row in zip(jobs, codes, strict=False):
             self._run(job)
             row.copy_(job.state.codes, non_blocking=True)
+            told.append(_on_host(job.tell()))
         done.record(torch.cuda.current_stream(self._device))
 
-        def fetch(i: int) -> Tensor:
+        def fetch(i: int) -> tuple[Tensor, Tensor | None]:
             done.synchronize()
-            return codes[i].clone()
+            return codes[i].clone(), told[i]
 
         return fetch
 
     def _run(self, job: Job) -> None:
         length = attended(job.positions, self._max_positions)
-        key = (length, *(draw.shape for draw in job.draws))
+        key = (length, job.state.cache.watched, *(draw.shape for draw in job.draws))
         graphs = self._graphs[job.state]
         graph = graphs.pop(key, None)
         if graph is not None:
@@ -121,6 +125,13 @@ class FrameGraphs:
             if len(graphs) == KEPT:
                 del graphs[next(iter(graphs))]
         graphs[key] = graph  # last: the latest used
+
+
+def _on_host(told: Tensor | None) -> Tensor | None:
+    """A copy in pinned memory, which is there once the stream gets to it."""
+    if told is None:
+        return None
+    return torch.empty(told.shape, dtype=told.dtype, pin_memory=True).copy_(told, non_blocking=True)
 
 
 def clear(states: Sequence[SlotState]) -> None:

@@ -4,13 +4,14 @@ frame.py defines a frame. Code 0 may be end of speech, which ends the sequence w
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from qwen_megakernel.checkpoint.config import TextHead
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.prompt import Prefix, Prompt
 from qwen_megakernel.model.transformer import Embeddings
@@ -25,9 +26,24 @@ RECENT_FRAMES = 16
 """Frames of every slot that `FrameDecoder.recent_codes` holds: while a push waits for more frames, others are made."""
 
 
-Attention = Callable[[int, slice, slice], np.ndarray]
-"""(slot, positions, layers) -> fp32 [layers, heads, positions]: how much the talker attended to the rows at these
-positions in the slot's frame that was collected last. All rows up to its input have 1 together."""
+@dataclass(eq=False)
+class Watch:
+    """Whose attention to the tokens of a text a decoder tells, in each frame of a sequence. It reads this when it
+    computes a frame; only the engine's thread changes it."""
+
+    text_at: int  # see `Prompt.text_at`
+    text: Sequence[int]  # the tokens so far; it only grows
+    head: TextHead | None  # None: all heads of all layers
+    first: int = 0  # see `FrameDecoder.told`
+
+    @property
+    def layers(self) -> slice:
+        return slice(self.head.layer, self.head.layer + 1) if self.head else slice(None)
+
+    @property
+    def heads(self) -> slice:
+        """Of each of these layers."""
+        return slice(self.head.head, self.head.head + 1) if self.head else slice(None)
 
 
 class FrameDecoder(Protocol):
@@ -49,13 +65,21 @@ class FrameDecoder(Protocol):
         """int32 [slots, RECENT_FRAMES, groups] on the device, or None. After a launch, in CUDA stream order, row
         f % RECENT_FRAMES holds frame f of a slot. End of speech appears there as a code 0."""
 
-    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams, pages: Sequence[int] = ()) -> None:
+    def start(
+        self,
+        slot: int,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        pages: Sequence[int] = (),
+        watch: Watch | None = None,
+    ) -> None:
         """Begin a sequence in a slot: prefill the prompt, all but its last row at least. A prompt's prefix is computed
         separately. Its keys and values are kept as long as the `Prefix` lives, and other prompts with that prefix copy
         them.
         `slot`: 0..slots-1; its old content is lost. `prompt`: at most `max_positions` - 1 rows. `sampling`: every field
         set; the seed too if anything is drawn. `pages`: that hold its positions, in order; no sequence that may still
-        be launched has one of them. Empty: the slot's own, in a decoder with pages for every slot."""
+        be launched has one of them. Empty: the slot's own, in a decoder with pages for every slot. `watch`: see `told`.
+        """
 
     def extend(self, slot: int, rows: Tensor, ended: bool) -> None:
         """Append text rows [n, hidden] to the slot's trailing rows, for a text that comes in pieces. `ended`: they are
@@ -78,9 +102,11 @@ class FrameDecoder(Protocol):
         over. Raises RuntimeError: nothing is launched. KernelFault: the GPU gave up and every sequence is lost;
         `recover()` makes the decoder usable again."""
 
-    @property
-    def attention(self) -> "Attention | None":
-        """Tells how the talker attended in a frame; None: this backend tells it of none."""
+    def told(self, slot: int) -> list[np.ndarray]:
+        """How watched heads attended to the text, in the slot's frames that were collected since the last call, in
+        order: fp32 [layers, heads, TOLD] each. The values of a head are `Watch.first` as it was at the launch, the
+        attention to all tokens, the token with the most of it, and then, for each token from the first on, the
+        attention to it and to all tokens behind it. All rows up to the frame's input have 1 together."""
 
     def recover(self) -> None:
         """After a KernelFault: forget every sequence, every launch and every kept prefix."""
@@ -180,6 +206,8 @@ class SlotSequence:
     pad: Tensor  # [hidden], what follows them
     text_open: bool  # more of them will come
     frames: int  # most that may be launched
+    watch: Watch | None = None
+    told: list[np.ndarray] = field(default_factory=list)  # of collected frames; see `FrameDecoder.told`
     launched: int = 0
     over: bool = False  # it ended, or its slot was started again
 
@@ -194,6 +222,10 @@ class SlotSequence:
                 "the model's logits are not finite: check this utterance's voice, or the weights if all utterances fail"
             )
         return None if self.over else codes
+
+    def take_told(self) -> list[np.ndarray]:
+        told, self.told = self.told, []
+        return told
 
     def extend(self, row: Tensor, made: int, rows: Tensor, ended: bool) -> None:
         """Append text rows. If the last of the `made` frames lacked its own, add it now to `row`, the next input."""

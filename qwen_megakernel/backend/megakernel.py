@@ -8,6 +8,7 @@ a prompt. A wide kernel takes up to 16, and CUDA graphs of kernels up to 256. Ca
 import logging
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.backend.build import load_extension
-from qwen_megakernel.backend.interfaces import RECENT_FRAMES, SlotSequence, check_launch, check_start
+from qwen_megakernel.backend.interfaces import RECENT_FRAMES, SlotSequence, Watch, check_launch, check_start
 from qwen_megakernel.backend.pack import pack, pack_stack, places
 from qwen_megakernel.backend.paged_prefill import LEAST, MOST, PagedPrefill
 from qwen_megakernel.backend.sizes import (
@@ -30,6 +31,8 @@ from qwen_megakernel.backend.sizes import (
     PAGE_POSITIONS,
     SPIN_LIMIT,
     SPLITS,
+    TELLINGS,
+    TOLD,
     padded_mlp,
 )
 from qwen_megakernel.checkpoint.config import MIN_FRAMES, ModelConfig, StackConfig, TalkerConfig
@@ -204,10 +207,15 @@ def why_no_tables(talker_hidden: int, device: torch.device) -> str | None:
     return f"{size / 2**20:.0f} MiB would leave less than {TABLES_LEAVE / 2**30:.0f} of {free / 2**30:.1f} free GiB"
 
 
+@dataclass(eq=False, kw_only=True)
+class _Sequence(SlotSequence):
+    telling: Tensor  # fp32 [TELLINGS, heads, TOLD], pinned: what is told of its latest frames
+    shape: tuple[int, int]  # layers and heads that are watched
+    read: int = 0  # frames of which it was read
+
+
 class MegakernelFrameDecoder:
     """The CUDA backend (see `FrameDecoder`): bf16 or E4M3 weights, fp32 accumulation and residual."""
-
-    attention = None  # the kernel keeps no queries
 
     def __init__(
         self,
@@ -259,6 +267,7 @@ class MegakernelFrameDecoder:
             "min_frames": MIN_FRAMES,
             "spin_limit": SPIN_LIMIT,
             "columns": columns,
+            "heads": talker.stack.num_heads,
         }
         stack, groups = talker.stack, talker.num_code_groups
         self._launcher = extension.Launcher(stack.hidden_size, slots, self.buffers, settings)
@@ -267,8 +276,9 @@ class MegakernelFrameDecoder:
             self._launcher.fill_tables()
             if self._fault.numpy()[0]:
                 raise KernelFault("a wait inside the kernel took longer than its limit, while it filled its tables")
-        self._sequences: dict[int, SlotSequence] = {}
-        self._launches: deque[list[SlotSequence]] = deque()  # uncollected
+        self._sequences: dict[int, _Sequence] = {}
+        self._launches: deque[list[_Sequence]] = deque()  # uncollected
+        self._untold: list[_Sequence] = []  # of the launch that was collected last, unless what is told of it was read
         self.prefixes: WeakKeyDictionary[Prefix, Tensor] = WeakKeyDictionary()
         self._page_tables = torch.zeros(slots, self._pages, dtype=torch.int32, device=device)
         self._rows = torch.zeros(slots, stack.hidden_size, device=device)  # next inputs
@@ -279,27 +289,49 @@ class MegakernelFrameDecoder:
         stored = torch.float8_e4m3fn if "talker" in fp8 else torch.bfloat16
         listed = places(stack, extension.BLOCKS, stored)
         self._long = PagedPrefill(extension, stack, self.buffers, listed, page=PAGE_POSITIONS, pages=self._pages)
+        self._heads = stack.num_layers, stack.num_heads
+        # Of one watched head of each slot; a slot whose heads are all watched gets more.
+        self._queries = torch.zeros(slots, TELLINGS, 1, HEAD_DIM, device=device)
+        self._telling = torch.zeros(slots, TELLINGS, 1, TOLD, pin_memory=True)
         of_slot = (self._page_tables, self._seen, self._rows, residuals, self.recent_codes)
         self._of_slot = list(zip(*of_slot, strict=True))
 
     @torch.inference_mode()
-    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams, pages: Sequence[int] = ()) -> None:
+    def start(
+        self,
+        slot: int,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        pages: Sequence[int] = (),
+        watch: Watch | None = None,
+    ) -> None:
         last = len(prompt.rows) - 1
         check_start(self, slot, len(prompt.rows))
         pages = pages or range(slot * self._pages, (slot + 1) * self._pages)
         if slot in self._sequences:
             self._sequences[slot].over = True
-        self._sequences[slot] = SlotSequence(
+        queries, telling, shape = self._queries[slot], self._telling[slot], (1, 1)
+        if watch and not watch.head:
+            shape = self._heads
+            queries = queries.new_empty(TELLINGS, shape[0] * shape[1], HEAD_DIM)
+            telling = torch.empty(TELLINGS, shape[0] * shape[1], TOLD, pin_memory=True)
+        self._sequences[slot] = _Sequence(
             trailing=prompt.trailing.contiguous(),
             pad=prompt.pad.contiguous(),
             text_open=prompt.text_open,
             frames=min(self.max_positions, len(pages) * PAGE_POSITIONS) - last,
+            watch=watch,
+            telling=telling,
+            shape=shape,
         )
         # Few calls, because each lets other threads run Python. What can wait comes after the kernel's launch.
         prefix = prompt.prefix
         kept = prefix and self.prefixes.get(prefix)
         done = prefix.rows if prefix else 0
         self._launcher.begin(slot, pages, *self._of_slot[slot], kept, done)
+        if watch:
+            first = watch.head.layer * self._heads[1] + watch.head.head if watch.head else 0
+            self._launcher.watch(slot, queries, telling, first, watch.text_at)
         if prefix and kept is None:
             self._keep_prefix(slot, prefix, prompt.rows[: prefix.rows])
         if last - done >= LEAST:
@@ -341,8 +373,10 @@ class MegakernelFrameDecoder:
 
     def launch(self, slots: Sequence[int]) -> None:
         check_launch(slots, self.width, self._sequences, len(self._launches), self.max_positions)
-        self._launcher.decode(list(slots))
         sequences = [self._sequences[slot] for slot in slots]
+        watches = [sequence.watch for sequence in sequences]
+        texts = [n for w in watches for n in ((w.first, len(w.text)) if w else (0, 0))] if any(watches) else []
+        self._launcher.decode(list(slots), texts)
         for sequence in sequences:
             sequence.launched += 1
         self._launches.append(sequences)
@@ -353,11 +387,26 @@ class MegakernelFrameDecoder:
         sequences = self._launches.popleft()
         # By numpy, because every operation on tensors gives other threads a turn.
         results = self._launcher.collect().numpy()[: len(sequences)].astype(np.int64)
+        self._read_told()  # of the launch before
+        self._untold = [sequence for sequence in sequences if sequence.watch]
         if self._fault.numpy()[0]:
             raise KernelFault("a wait inside the kernel took longer than its limit")
         ends, broken = results[:, 0] == self._eos_id, results[:, -1] != 0
         collected = zip(sequences, results[:, :-1], ends.tolist(), broken.tolist(), strict=True)
         return [sequence.say(*frame) for sequence, *frame in collected]
+
+    def told(self, slot: int) -> list[np.ndarray]:
+        if self._untold:
+            self._launcher.await_told()
+            self._read_told()
+        return self._sequences[slot].take_told()
+
+    def _read_told(self) -> None:
+        for sequence in self._untold:
+            told = sequence.telling[sequence.read % TELLINGS].numpy()
+            sequence.told.append(told.reshape(*sequence.shape, TOLD).copy())
+            sequence.read += 1
+        self._untold = []
 
     def observe(self) -> tuple[Tensor, Tensor]:
         """Make every later launch write into the two tensors returned, by column: the talker's hidden state, fp32
@@ -374,6 +423,7 @@ class MegakernelFrameDecoder:
         while self._launches:
             self._launches.popleft()
             self._launcher.collect()
+        self._untold = []
         self._sequences.clear()
         self.prefixes.clear()
         self._fault.zero_()

@@ -12,10 +12,13 @@ from qwen_megakernel.backend import interfaces
 from qwen_megakernel.backend.targets import Target
 from qwen_megakernel.choices import PARTS
 from qwen_megakernel.errors import BackendError
+from qwen_megakernel.model import transformer
 
 LAUNCHES_AHEAD = interfaces.AHEAD
 PUSH_FRAMES = interfaces.PUSH_FRAMES
 RECENT_FRAMES = interfaces.RECENT_FRAMES
+TOLD = transformer.TOLD
+TELLINGS = LAUNCHES_AHEAD + 1
 
 COMPUTE_WARPS = 16  # compute warps of a block
 HEAD_DIM, GROUPS = 128, 16

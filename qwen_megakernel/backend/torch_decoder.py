@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.backend.cuda_graphs import FrameGraphs, Job, clear
-from qwen_megakernel.backend.interfaces import AHEAD, LAUNCH_SLOTS, Attention, SlotSequence, check_launch, check_start
+from qwen_megakernel.backend.interfaces import AHEAD, LAUNCH_SLOTS, SlotSequence, Watch, check_launch, check_start
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.frame import Draws, Frame, SlotState, draws_of
@@ -38,6 +38,13 @@ class _Sequence(SlotSequence):
         self.frame += 1
         self.position += 1
         return self.position - 1
+
+    def tell(self) -> Tensor | None:
+        """How the watched heads attended in the frame that was computed last: see `KVCache.told`."""
+        if not (watch := self.watch):
+            return None
+        text = slice(watch.text_at, min(watch.text_at + len(watch.text), self.position))
+        return self.state.cache.told(self.position, watch.layers, watch.heads, text, watch.first)
 
 
 class TorchFrameDecoder:
@@ -72,10 +79,17 @@ class TorchFrameDecoder:
             self._graphs = FrameGraphs(self._frame, self._states, max_positions, ahead=AHEAD, width=LAUNCH_SLOTS)
         self._sequences: dict[int, _Sequence] = {}
         self.prefixes: WeakKeyDictionary[Prefix, tuple[Tensor, Tensor]] = WeakKeyDictionary()
-        self._launches: deque[tuple[list[_Sequence], Callable[[int], Tensor]]] = deque()
+        self._launches: deque[tuple[list[_Sequence], Callable[[int], tuple[Tensor, Tensor | None]]]] = deque()
 
     @torch.inference_mode()
-    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams, pages: Sequence[int] = ()) -> None:
+    def start(
+        self,
+        slot: int,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        pages: Sequence[int] = (),
+        watch: Watch | None = None,
+    ) -> None:
         last = len(prompt.rows) - 1
         check_start(self, slot, len(prompt.rows))
         if slot in self._sequences:
@@ -89,7 +103,9 @@ class TorchFrameDecoder:
             text_open=prompt.text_open,
             position=last,
             frames=self.max_positions - last,
+            watch=watch,
         )
+        state.cache.watched = range(len(state.cache.queries))[watch.layers] if watch else range(0)
         state.start(prompt.rows[last:], last, sampling)
         done = self._enter_prefix(prompt.prefix, prompt.rows, state) if prompt.prefix else 0
         if last > done:
@@ -118,7 +134,7 @@ class TorchFrameDecoder:
         for sequence in sequences:
             sequence.launched += 1
         if self._graphs:
-            fetch = self._graphs.launch([Job(s.state, s.draws, s.enter_frame() + 1) for s in sequences])
+            fetch = self._graphs.launch([Job(s.state, s.draws, s.enter_frame() + 1, s.tell) for s in sequences])
         else:
             fetch = partial(self._compute, sequences)
         self._launches.append((sequences, fetch))
@@ -128,25 +144,21 @@ class TorchFrameDecoder:
         if not self._launches:
             raise RuntimeError("nothing is launched: launch() first, then collect() once for every launch")
         sequences, fetch = self._launches.popleft()
-        return [None if sequence.over else self._said(sequence, fetch(i)) for i, sequence in enumerate(sequences)]
+        return [None if sequence.over else self._said(sequence, *fetch(i)) for i, sequence in enumerate(sequences)]
 
-    @property
-    def attention(self) -> Attention | None:
-        row = self._states[0].row
-        return self._attention if not row.is_cuda and row.dtype == torch.float32 else None
+    def told(self, slot: int) -> list[np.ndarray]:
+        return self._sequences[slot].take_told()
 
-    def _attention(self, slot: int, positions: slice, layers: slice) -> np.ndarray:
-        sequence = self._sequences[slot]
-        return sequence.state.cache.attention(sequence.position, positions, layers)
-
-    def _compute(self, sequences: list[_Sequence], i: int) -> Tensor:
+    def _compute(self, sequences: list[_Sequence], i: int) -> tuple[Tensor, Tensor | None]:
         """The next frame of sequence i, without a graph."""
         sequence = sequences[i]
         self._frame.step(sequence.state, sequence.draws, sequence.enter_frame())
-        return sequence.state.codes.to("cpu", copy=True)
+        return sequence.state.codes.to("cpu", copy=True), sequence.tell()
 
-    def _said(self, sequence: _Sequence, codes: Tensor) -> np.ndarray | SpeechError | None:
+    def _said(self, sequence: _Sequence, codes: Tensor, told: Tensor | None) -> np.ndarray | SpeechError | None:
         first = int(codes[0])
+        if told is not None:
+            sequence.told.append(told.numpy())
         if first < 0:
             clear([sequence.state])
         return sequence.say(codes.numpy(), first == self._eos_id, broken=first < 0)

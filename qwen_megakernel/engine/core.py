@@ -67,7 +67,7 @@ class EngineCore:
         """`spare`: makes the model of `Loop`'s spare. `void`: see `Failures`. `finder`: of the checkpoint."""
         if limits.fallback is not None and spare is None:
             log.warning("fallback changes nothing: PyTorch speaks already")
-        self.finder = finder if finder and model.decoder.attention else HeadFinder()
+        self.finder = finder or HeadFinder()
         pipeline = partial(DevicePipeline, finder=self.finder, kept_voices=limits.kept_voices, clock=clock)
         self._cuda = torch.cuda.default_stream(device) if device.type == "cuda" else None
         self._limits = limits

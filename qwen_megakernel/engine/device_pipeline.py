@@ -74,9 +74,10 @@ class DevicePipeline:
         if prompt is None:
             return  # another thread has ended it meanwhile
         sequence.steady = self._vocoder.steady
-        self.decoder.start(sequence.slot, prompt, sequence.request.sampling, sequence.pages)
+        path = self._finder.path(prompt.text_at, sequence.input.tokens)
+        sequence.follow(path, told=self._finder.head is not None)
+        self.decoder.start(sequence.slot, prompt, sequence.request.sampling, sequence.pages, path)
         self._in_turn(self._vocoder.reset, sequence.slot)
-        sequence.follow(self._finder.path(prompt.text_at), told=self._finder.head is not None)
         voice = sequence.request.conditioning.voice
         if voice is None or voice.ref_codes is None:
             sequence.prefilled([])
@@ -189,14 +190,19 @@ class DevicePipeline:
         """Wait for the codes of the popped launch, one entry for each sequence: see `FrameDecoder.collect`."""
         return self.decoder.collect()
 
-    def follow(self, sequence: SpeechSequence, spoke: bool) -> None:
-        """Look where a sequence's collected frame attended. `spoke`: it is one of speech; False: the speech is over."""
-        path, tokens = sequence.path, len(sequence.input.tokens)
-        if path and spoke and self.decoder.attention:
-            rows = slice(path.text_at, path.text_at + tokens)
-            path.see(self.decoder.attention(sequence.slot, rows, path.layers))
-        elif path:
-            self._finder.judge(path, tokens, sequence.output.sound)
+    def follow(self, sequence: SpeechSequence) -> None:
+        """See where a sequence's frames of speech attended, as far as that is told. Once its sound is there, it is."""
+        if path := sequence.path:
+            for told in self.decoder.told(sequence.slot):
+                if path.frames < len(sequence.output.codes):
+                    path.see(told)
+
+    def add_frame(self, sequence: SpeechSequence, codes: np.ndarray | SpeechError | None) -> None:
+        """Give a sequence its collected frame. Where speech ends, it may tell which head follows the text."""
+        sequence.add_frame(codes)
+        if codes is None and sequence.path:
+            self.follow(sequence)
+            self._finder.judge(sequence.path, sequence.output.sound)
 
     @staticmethod
     def sound(pushed: Pushed) -> list[np.ndarray]:

@@ -18,7 +18,7 @@ from qwen_megakernel.engine.pace import Pace
 from qwen_megakernel.engine.scheduler import Scheduler
 from qwen_megakernel.engine.sequence import SpeechSequence, State
 from qwen_megakernel.engine.slots import Slots
-from qwen_megakernel.errors import KernelFault, SpeechError
+from qwen_megakernel.errors import KernelFault
 
 log = logging.getLogger(__name__)
 
@@ -131,17 +131,13 @@ class Loop:
             frames = list(zip(launch.sequences, self.pipeline.codes(), strict=True))
             self._scheduler.frame_took(self._clock() - launch.began)
             for sequence, codes in frames:
-                self.failures.alone(sequence, self._add_frame, codes)
+                self.failures.alone(sequence, self.pipeline.add_frame, codes)
             said = sum(isinstance(codes, np.ndarray) and not s.result.settled for s, codes in frames)
             self._admission.tally("frames", said)
         ended = [s for s in launch.sequences if s.reason and not s.result.settled]
         self._push(self.pipeline.behind_codes(launch.sequences, ended))
         for sequence in (s for s in ended if not s.pushes):
             self.failures.alone(sequence, SpeechSequence.hand_out)
-
-    def _add_frame(self, sequence: SpeechSequence, codes: np.ndarray | SpeechError | None) -> None:
-        sequence.add_frame(codes)
-        self.pipeline.follow(sequence, isinstance(codes, np.ndarray))
 
     def _push(self, candidates: list[SpeechSequence], wait: bool = True) -> None:
         """Give the vocoder the candidates' frames that are due. `wait`: some may wait to share a push."""
@@ -165,6 +161,7 @@ class Loop:
             self.failures.in_a_row = 0
         for sequence, sound in zip(pushed.sequences, sounds, strict=False):
             self.failures.alone(sequence, SpeechSequence.add_sound, sound)
+            self.failures.alone(sequence, self.pipeline.follow)
             self.failures.alone(sequence, SpeechSequence.hand_out, sequence in pushed.push.short)
 
     def _recover(self, error: KernelFault) -> bool:

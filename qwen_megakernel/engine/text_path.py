@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from qwen_megakernel.backend.interfaces import Watch
 from qwen_megakernel.checkpoint.config import TextHead
 from qwen_megakernel.engine.audio import FRAME_S
 
@@ -22,45 +23,44 @@ _SHARE, _FORWARD = 0.9, 0.97  # of attention on the text's rows; of frames whose
 _SHORTEST = 5  # tokens of an utterance that tells something
 
 
-class TextPath:
+class TextPath(Watch):
     """A monotone path through the tokens of one utterance, one step a frame. What it has passed stays passed."""
 
-    def __init__(self, text_at: int, head: TextHead):
-        """`text_at`: see `Prompt.text_at`."""
-        self.text_at = text_at
-        self.layers = slice(head.layer, head.layer + 1)
+    def __init__(self, text_at: int, text: Sequence[int], head: TextHead):
+        """`text_at`, `text`: see `Watch`."""
+        super().__init__(text_at, text, head)
         self.starts: list[float] = []
         """When the tokens that have begun did, in seconds of the model's sound, in order."""
-        self._head = head
+        self._offset_s = head.offset_s
         self.frames = 0  # seen
-        self._behind = np.zeros(0, np.float32)  # of the frame before: the attention to each token and those behind it
+        self._before = 0, [0.0]  # of the frame before: see `see`
 
-    def see(self, attention: np.ndarray) -> None:
-        """The next frame's attention to the text's tokens so far: fp32 [1, heads, tokens]."""
-        attention = attention[0, self._head.head]
-        behind = attention[::-1].cumsum()[::-1]
-        at = max(0, len(self.starts) - 1)
-        near, far = attention[at : at + 1 + _MOST], behind[at + 1 + _MOST :]
-        if near.sum() >= _LEAST_SHARE or len(far) and far[0] > 0.5:
+    def see(self, told: np.ndarray) -> None:
+        """The next frame: see `FrameDecoder.told`, of one head."""
+        first, whole, _, *behind = told.ravel().tolist()  # `behind` begins with token `first`
+        begins, at = int(first), self.first - int(first)
+        near, far = behind[at : at + 1 + _MOST], behind[at + 1 + _MOST :][:1]
+        if far and (near[0] - far[0] >= _LEAST_SHARE or far[0] > 0.5):
             # Tokens without sound, such as four marks in a row, may be left out all at once.
-            to = at + (_MOST if len(far) and far[0] > 0.5 else int(near.argmax()))
+            each = [here - next_ for here, next_ in zip(near, [*near[1:], *far], strict=True)]
+            to = self.first + (_MOST if far[0] > 0.5 else each.index(max(each)))
             for token in range(len(self.starts), to + 1):
-                before = self._behind[token] if token < len(self._behind) else 0.0
+                before = self._before[1][max(0, token - self._before[0]) :][:1]
                 # It begins where half of the attention has got to it, between the frame before and this one.
-                back = (behind[token] - behind[0] / 2) / max(1e-9, behind[token] - before)
-                frame = max(0.0, self.frames - min(1.0, max(0.0, float(back))))
-                self.starts.append(max(0.0, FRAME_S * frame + self._head.offset_s, *self.starts[-1:]))
+                reached = behind[token - begins]
+                back = (reached - whole / 2) / max(1e-9, reached - sum(before))
+                frame = max(0.0, self.frames - min(1.0, max(0.0, back)))
+                self.starts.append(max(0.0, FRAME_S * frame + self._offset_s, *self.starts[-1:]))
+            self.first = to
         self.frames += 1
-        self._behind = behind
+        self._before = begins, behind
 
 
-class HeadTrial:
+class HeadTrial(Watch):
     """How all heads attended to the tokens of one utterance."""
 
-    layers = slice(None)
-
-    def __init__(self, text_at: int):
-        self.text_at = text_at
+    def __init__(self, text_at: int, text: Sequence[int]):
+        super().__init__(text_at, text, None)
         self._shares: list[np.ndarray] = []  # of each frame: [layers, heads]
         self._argmax: list[np.ndarray] = []
 
@@ -68,10 +68,10 @@ class HeadTrial:
     def frames(self) -> int:
         return len(self._shares)
 
-    def see(self, attention: np.ndarray) -> None:
-        """The next frame: fp32 [layers, heads, tokens so far]."""
-        self._shares.append(attention.sum(-1))
-        self._argmax.append(attention.argmax(-1))
+    def see(self, told: np.ndarray) -> None:
+        """The next frame: see `FrameDecoder.told`."""
+        self._shares.append(told[..., 1])
+        self._argmax.append(told[..., 2])
 
     def scores(self, tokens: int) -> np.ndarray:
         """How well each head follows a text of so many tokens: [layers, heads]; 0: it does not."""
@@ -95,15 +95,16 @@ class HeadFinder:
         self._found: TextHead | None = None  # its offset is not known yet
         self._offsets: list[float] = []  # each from one utterance
 
-    def path(self, text_at: int) -> TextPath | HeadTrial | None:
-        """What shall see the attention of an utterance that begins."""
+    def path(self, text_at: int, text: Sequence[int]) -> TextPath | HeadTrial | None:
+        """What shall see the attention of an utterance that begins. `text_at`, `text`: see `Watch`."""
         if head := self.head or self._found:
-            return TextPath(text_at, head)
+            return TextPath(text_at, text, head)
         self._tries -= 1
-        return HeadTrial(text_at) if self._tries >= 0 else None
+        return HeadTrial(text_at, text) if self._tries >= 0 else None
 
-    def judge(self, path: TextPath | HeadTrial, tokens: int, sound: Sequence[np.ndarray]) -> None:
+    def judge(self, path: TextPath | HeadTrial, sound: Sequence[np.ndarray]) -> None:
         """The model has said end of speech. `sound`: fp32 [1920] of each frame that was made so far."""
+        tokens = len(path.text)
         if self.head or path.frames < 2 or tokens < _SHORTEST:
             return
         if isinstance(path, TextPath):

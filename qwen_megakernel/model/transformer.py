@@ -17,6 +17,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.config import StackConfig, TalkerConfig
 
 _SMALL_LAYER = 16 << 20  # bytes of its weights. `OneRow` copies part of them; a layer of 0.6B has 60 MB
+TOLD = 16  # values that tell how a head attended to the text
 _TEXT_ROWS = 16  # rows that `Embeddings.text` projects at a time
 
 
@@ -60,15 +61,21 @@ class KVCache:
         self.v = torch.empty(shape, device=device, dtype=dtype)
         # Views of each layer's keys and values, each [1, kv_heads, positions, head_dim].
         self.layers = list(zip(self.k[:, None].unbind(), self.v[:, None].unbind(), strict=True))
-        # Queries of the last row, which `OneRow` keeps for `attention`.
-        self.queries = np.zeros((config.num_layers, config.num_heads, config.head_dim), np.float32)
+        # Queries of the last row that was computed alone, of layers that are watched, for `told`.
+        self.queries = torch.zeros(config.num_layers, config.num_heads, config.head_dim, device=device, dtype=dtype)
+        self.watched = range(0)
 
-    def attention(self, length: int, positions: slice, layers: slice) -> np.ndarray:
-        """How much the last row attended to the rows at some of the `length` positions up to its own: fp32 [layers,
-        heads, positions]. `OneRow` must have computed it."""
-        keys, queries = self.k[layers, :, :length], torch.from_numpy(self.queries[layers])
+    def told(self, length: int, layers: slice, heads: slice, text: slice, first: int) -> Tensor:
+        """How heads of the last row attended to the text, of `length` rows up to its own: fp32 [layers, heads, TOLD].
+        `text`: the rows of the tokens. See `FrameDecoder.told`."""
+        keys, queries = self.k[layers, :, :length].float(), self.queries[layers].float()
         scores = queries.view(*keys.shape[:2], -1, keys.shape[3]) @ keys.transpose(2, 3) / math.sqrt(keys.shape[3])
-        return scores.softmax(-1).view(len(keys), -1, length)[:, :, positions].numpy()
+        text_scores = scores.view(*queries.shape[:2], length)[:, heads]
+        attention = text_scores.softmax(-1)[..., text]
+        behind = F.pad(attention.flip(-1).cumsum(-1).flip(-1), (0, first + TOLD))
+        most = F.pad(attention, (0, 1), value=-1.0).argmax(-1)
+        found = [torch.full_like(behind[..., 0], first), behind[..., 0], most]
+        return torch.cat([torch.stack(found, -1), behind[..., first : first + TOLD - len(found)]], -1)
 
 
 class OneRow:
@@ -101,7 +108,7 @@ class OneRow:
         self._cos, self._sin = cos.numpy(), sin.numpy().reshape(halves) * np.array([[-1], [1]], np.float32)
         self._right_left, self._crossed_halves = self._qkn.reshape(halves)[:, ::-1], self._crossed.reshape(halves)
         self._q = turned[:heads].view(1, kv_heads, -1, dim)  # heads that share a key are rows of one query
-        self._qn = self._turned[:heads]
+        self._turned_queries = turned[:heads]
         self._kn = self._turned[heads:]
         self._gate_up = torch.empty(2 * config.intermediate_size)
         self._gate_up_parts = self._gate_up.split([len(weight) for weight in self._layers[0].gate_up])
@@ -117,7 +124,8 @@ class OneRow:
                 self._norm_and_turn(layer.head_norms, position)
                 keys, values = keys[:, :, :end], values[:, :, :end]
                 keys.numpy()[0, :, position], values.numpy()[0, :, position] = self._kn, self._vn
-                cache.queries[i] = self._qn
+                if i in cache.watched:
+                    cache.queries[i].copy_(self._turned_queries)
                 y = F.scaled_dot_product_attention(self._q, keys, values)
                 self._x.addmv_(layer.o, y.reshape(-1))
                 self._norm_and_multiply(layer.mlp_norm, layer.gate_up, self._gate_up_parts)
@@ -229,6 +237,8 @@ class Transformer:
             if keys_only and w is self._layers[-1]:
                 break
             q = apply_rope(self._heads(F.linear(y, w["self_attn.q_proj"]), w["self_attn.q_norm"]), cos, sin)
+            if len(rows) == 1 and i in cache.watched:
+                cache.queries[i].copy_(q[:, 0])
             y = self._attend(q, cache.k[None, i, :, :length], cache.v[None, i, :, :length], mask)
             x = x + F.linear(y, w["self_attn.o_proj"])
             y = rms_norm(x, w["post_attention_layernorm"], c.rms_norm_eps)
