@@ -17,9 +17,12 @@ from probes import ProbedBackend, probed
 from waiting import PATIENCE_S, run_all, slow_case, until, until_spoken
 
 from qwen_megakernel import SamplingParams, TTSEngine
-from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES, LoadedModel
+from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES, LoadedModel, Watch
+from qwen_megakernel.checkpoint.config import TextHead
+from qwen_megakernel.engine.text_path import HeadFinder
 from qwen_megakernel.errors import KernelFault, TextEndedError
 from qwen_megakernel.model.vocoder import Portion, VocoderState
+from qwen_megakernel.trust import text_heads
 
 GROUPS, SAMPLES = 16, 1920
 WORDS = "hello world the quick brown fox jumps over lazy dog of text and this how are you today I am fine".split()
@@ -61,10 +64,13 @@ class QueuedDecoder:
         self.pages = inner.pages
         self.recent_codes = torch.full((inner.slots, RECENT_FRAMES, GROUPS), -7, dtype=torch.int32)
         self.frames, self.results, self.fault, self.prefixes = [0] * inner.slots, deque(), False, ()
+        self.watches, self.telling = [None] * inner.slots, [[] for _ in range(inner.slots)]
 
-    def start(self, slot, *prompt):
-        self.frames[slot] = 0
-        self.inner.start(slot, *prompt)  # frames of it that are still queued become None
+    def start(self, slot, prompt, sampling, pages, watch):
+        self.frames[slot], self.telling[slot] = 0, []
+        self.watches[slot] = watch and (watch, Watch(watch.text_at, watch.text, watch.head))  # the caller's, and the inner decoder's
+        # Frames of it that are still queued become None.
+        self.inner.start(slot, prompt, sampling, pages, watch and self.watches[slot][1])
 
     def extend(self, slot, rows, ended):
         self.device.wait(self.device.queued)  # on a CPU a frame reads its text row when it is computed
@@ -75,23 +81,36 @@ class QueuedDecoder:
         assert 1 <= len(slots) <= self.width
         self.inner.launch(slots)
         at = [self.frames[slot] for slot in slots]
+        watches = [(watch[1], watch[0].first) for slot in slots if (watch := self.watches[slot])]
         for slot in slots:
             self.frames[slot] += 1
 
         def work():
+            for watch, first in watches:  # as it was at the launch
+                watch.first = first
             for slot, frame, codes in zip(slots, at, self.inner.collect(), strict=True):
                 junk = torch.randint(-5, 3000, (GROUPS,), dtype=torch.int32)
                 self.recent_codes[slot, frame % RECENT_FRAMES] = junk if codes is None else torch.from_numpy(codes)
                 said.append(None if codes is None else codes.copy())
 
-        self.results.append((self.device.put(work), said))
+            told.extend((slot, self.watches[slot], self.inner.told(slot)) for slot in slots)
+
+        told = []
+        self.results.append((self.device.put(work), said, told))
 
     def collect(self):
-        ticket, said = self.results.popleft()
+        ticket, said, told = self.results.popleft()
         self.device.wait(ticket)
         if self.fault:
             raise KernelFault("pretended")
+        for slot, watch, rows in told:
+            if watch is self.watches[slot]:
+                self.telling[slot] += rows
         return said
+
+    def told(self, slot):
+        told, self.telling[slot] = self.telling[slot], []
+        return told
 
     def recover(self):
         self.device.wait(self.device.queued)
@@ -250,6 +269,7 @@ def act(engine: TTSEngine, request: dict, expected, how: str, rest: float) -> No
         audio, got = speak(engine, request, how == "pause")
         assert audio.finish_reason == truth.finish_reason, request
         assert np.array_equal(audio.codes, truth.codes) and np.array_equal(audio.samples, truth.samples), request
+        assert audio.finish_reason == "runaway" or audio.token_s == pytest.approx(truth.token_s, abs=1e-4), request
         assert how == "rush" and request["pieces"] or got == sizes, (request, got, sizes)
         return
     request = request | {"pieces": None, "non_streaming_mode": request["non_streaming_mode"] or False}
@@ -282,7 +302,10 @@ def act(engine: TTSEngine, request: dict, expected, how: str, rest: float) -> No
     "gain, width, most_frames, slots",
     [(4.0, 8, 128, 3), (6.0, 1, 16, 3), slow_case(2.0, 2, 8, 4)],
 )
-def test_what_is_queued_ahead_says_what_is_said_one_by_one(tiny, load, fresh_seed, gain, width, most_frames, slots):
+def test_what_is_queued_ahead_says_what_is_said_one_by_one(
+    tiny, load, fresh_seed, monkeypatch, gain, width, most_frames, slots
+):
+    monkeypatch.setattr(text_heads, "finder_of", lambda *_: HeadFinder(TextHead(1, 0, 0.0)))  # tokens begin by chance
     folder, rng = tiny("custom_voice", eos_gain=gain), random.Random(fresh_seed)
     plain, follow = load(folder, False), load(folder, True, fresh_seed, width, most_frames, slots)
     for turn in range(4):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from callers import cut, seeded
 from kept import kept
+from telling import told_of
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.checkpoint.config import ModelConfig, TextHead
@@ -23,7 +24,6 @@ from qwen_megakernel.engine import text_path
 from qwen_megakernel.engine.audio import FRAME_S, joined
 from qwen_megakernel.engine.text_path import HeadFinder, HeadTrial, TextPath
 from qwen_megakernel.errors import CheckpointError
-from qwen_megakernel.model.transformer import TOLD
 from qwen_megakernel.speech.events import Sound, Words
 from qwen_megakernel.speech.measured_words import MeasuredWords
 from qwen_megakernel.speech.session import SpeechSession
@@ -51,13 +51,6 @@ def attention_of(starts: list[float], frames: int) -> np.ndarray:
     passed = np.clip(0.5 + 0.5 * (np.arange(frames)[:, None] - np.array(starts)), 0, 1)
     passed[:, 0] = 1
     return (passed - np.pad(passed[:, 1:], ((0, 0), (0, 1)))).astype(np.float32)
-
-
-def told_of(attention: np.ndarray, first: int = 0) -> np.ndarray:
-    """What a decoder tells of attention to tokens, fp32 [..., tokens] -> [..., TOLD]."""
-    behind = np.concatenate([attention[..., ::-1].cumsum(-1)[..., ::-1], np.zeros((*attention.shape[:-1], 99))], -1)
-    found = [np.full(behind.shape[:-1], first), behind[..., 0], attention.argmax(-1)]
-    return np.concatenate([np.stack(found, -1), behind[..., first : first + TOLD - 3]], -1).astype(np.float32)
 
 
 def path_over(attention: np.ndarray, offset_s: float = 0.0, lag: int = 0) -> TextPath:

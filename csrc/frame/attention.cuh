@@ -173,15 +173,19 @@ __device__ __forceinline__ LaneDims await_head(B& b, const StackWeights& w, int 
   if (head < S::kHeads + S::kKvHeads) norm_and_rope(x, norm, cos, sin, b.lane);
   return x;
 }
-// Keep a query that is watched. number: of its head, counted through all layers.
-__device__ __forceinline__ void keep_watched(const Watch& watch, int number, const LaneDims& x, int lane) {
-  const int at = number - watch.first;
-  if (at < 0 || at >= watch.heads) return;
-  reinterpret_cast<float4*>(watch.queries + at * kHeadDim)[lane] = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
-}
 __device__ __forceinline__ void store_query(Queries& s, int query, uint2 high, uint2 low, int lane) {
   reinterpret_cast<uint2*>(s.query[2 * query])[lane] = high;
   reinterpret_cast<uint2*>(s.query[2 * query + 1])[lane] = low;
+}
+
+// Keep a query if it is watched, as the products take it: its value as bf16 plus the rest. number: of its head, counted
+// through all layers.
+__device__ __forceinline__ void keep_query(const Watch& watch, int number, uint2 high, uint2 low, int lane) {
+  const int at = number - watch.first;
+  if (at < 0 || at >= watch.heads) return;
+  reinterpret_cast<float4*>(watch.queries + at * kHeadDim)[lane] =
+      make_float4(low_bf16(high.x) + low_bf16(low.x), high_bf16(high.x) + high_bf16(low.x),
+                  low_bf16(high.y) + low_bf16(low.y), high_bf16(high.y) + high_bf16(low.y));
 }
 
 // What lane (g, t) = (lane / 4, lane % 4) holds of 16 positions. Keys: unit[2 c + n] is unit 4 c + t of position
@@ -372,9 +376,9 @@ struct PagedAttention {
   }
 
   // Await the queries, then key and value of each position of this launch that falls to this block. One warp a head.
-  // at(position): its key in the pages. watch: null if nothing is watched.
+  // pages: at(position), its key in the pages.
   template <class Pages>
-  __device__ __forceinline__ void await_heads(const StackWeights& w, int index, Pages at, const Watch* watch) {
+  __device__ __forceinline__ void await_heads(const StackWeights& w, int index, Pages at) {
     AttentionScratch& s = b.s.attention;
     for (int number = kWarps - 1 - b.warp; number < S::kGroup + 2 * (position - fresh + 1); number += kWarps) {
       const int p = number < S::kGroup ? position : fresh + (number - S::kGroup) / 2,
@@ -386,7 +390,6 @@ struct PagedAttention {
       const uint2 high = rounded(x);
       if (number < S::kGroup) {
         store_query(s, number, high, rest_of(x, high), lane());
-        if (watch && assigned.rank == 0) keep_watched(*watch, index * S::kHeads + awaited, x, lane());
       } else {
         store_dims(s.fresh[p - fresh][is_value], high, lane(), lane() / 2);
         if (p == position)
@@ -523,16 +526,29 @@ struct PagedAttention {
 // kv: of this layer and key-value head, page 0.
 template <class S, class B>
 __device__ __forceinline__ void attend_pages(B& b, const StackWeights& w, int index, const Assignment& assigned,
-                                             const Column* columns, bool watched, bf16* kv, size_t page_stride) {
+                                             const Column* columns, bf16* kv, size_t page_stride) {
   const Context<S> x(assigned, columns, b.columns);
   if (!x.any) return;
   const int* pages = columns[assigned.column].pages;
   PagedAttention<S, B> attention(b, assigned, x);
   attention.take_tile();
   attention.await_heads(
-      w, index, [&](int p) { return kv + pages[p / kPagePositions] * page_stride + p % kPagePositions * kHeadDim; },
-      watched ? &columns[assigned.column].watch : nullptr);
+      w, index, [&](int p) { return kv + pages[p / kPagePositions] * page_stride + p % kPagePositions * kHeadDim; });
   if (!attention.attend_splits()) attention.combine_splits();
+}
+
+// Keep the queries that are watched. It comes behind the layer, where nobody waits and few registers are taken: the
+// queries lie in shared memory up to the next attention, which is behind a barrier of the block. A column's first block
+// of a head keeps them, a warp a query.
+template <class S, class B>
+__device__ __forceinline__ void keep_queries(B& b, int index, const Column* columns) {
+  const Assignment assigned = assignment(block_index(), b.columns);
+  const int query = thread_index() / 32, lane = thread_index() % 32;
+  if (assigned.rank || query >= S::kGroup || assigned.kv_head >= S::kKvHeads || assigned.column >= b.columns) return;
+  const auto& rows = b.s.attention.query;
+  keep_query(columns[assigned.column].watch, index * S::kHeads + assigned.kv_head * S::kGroup + query,
+             reinterpret_cast<const uint2*>(rows[2 * query])[lane],
+             reinterpret_cast<const uint2*>(rows[2 * query + 1])[lane], lane);
 }
 
 // Await the heads of a column and leave them in its row of a table (see Tables). Each warp takes some.

@@ -128,9 +128,9 @@ __device__ __forceinline__ void attend_column(const TalkerAttention& a, TalkerSc
     cudaGridDependencySynchronize();
     LaneDims x = load_dims(a.qkv + static_cast<size_t>(column) * S::kQkv + head_of<S>(kv_head, warp) * kHeadDim, lane);
     if (warp <= S::kGroup) norm_and_rope(x, norm, cos, sin, lane);
-    if (warp < S::kGroup) keep_watched(watch, a.index * S::kHeads + head_of<S>(kv_head, warp), x, lane);
-    const uint2 high = rounded(x);
-    s.template keep<S>(warp, high, rest_of(x, high), position, key, kToValue, lane);
+    const uint2 high = rounded(x), low = rest_of(x, high);
+    s.template keep<S>(warp, high, low, position, key, kToValue, lane);
+    if (warp < S::kGroup) keep_query(watch, a.index * S::kHeads + head_of<S>(kv_head, warp), high, low, lane);
   }
   __syncthreads();
 

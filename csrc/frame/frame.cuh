@@ -210,9 +210,10 @@ struct Frame : CodeRows<Dims> {
       layer<T>(b, p.talker, p.talker_scales, index, layer_input<T>(index, first_input),
                last ? p.talker.norm : p.talker.input_norm + (index + 1) * T::kHidden, [&] {
                  const Assignment assigned = assignment(b.block, b.columns);  // anew, as in refresh()
-                 attend_pages<T>(b, p.talker, index, assigned, p.column, p.watched,
-                                 layer_kv<T>(p, index, assigned.kv_head), page_stride<T>(p));
+                 attend_pages<T>(b, p.talker, index, assigned, p.column, layer_kv<T>(p, index, assigned.kv_head),
+                                 page_stride<T>(p));
                });
+      if (p.watched) keep_queries<T>(b, index, p.column);
     }
     if (!p.prefill || !owns<T>(b)) return;
     if (float* residual = p.column[owned_column<T>(b)].residual) residual[owned_row<T>(b)] = b.residual;
