@@ -68,7 +68,10 @@ class QueuedDecoder:
 
     def start(self, slot, prompt, sampling, pages, watch):
         self.frames[slot], self.telling[slot] = 0, []
-        self.watches[slot] = watch and (watch, Watch(watch.text_at, watch.text, watch.head))  # the caller's, and the inner decoder's
+        self.watches[slot] = watch and (
+            watch,
+            Watch(watch.text_at, watch.text, watch.head),
+        )  # the caller's, and the inner decoder's
         # Frames of it that are still queued become None.
         self.inner.start(slot, prompt, sampling, pages, watch and self.watches[slot][1])
 

@@ -10,17 +10,20 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from telling import told_of
 
 from qwen_megakernel.backend.build import load_extension
+from qwen_megakernel.backend.interfaces import Watch
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.pack import places
 from qwen_megakernel.backend.sizes import PAGE_POSITIONS as PAGE
-from qwen_megakernel.backend.sizes import padded_mlp
-from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.backend.sizes import TELLINGS, padded_mlp
+from qwen_megakernel.checkpoint.config import ModelConfig, TextHead
 from qwen_megakernel.checkpoint.fp8 import dequantized, quantized
-from qwen_megakernel.checkpoint.load import DEMO_FOLDER
+from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
 from qwen_megakernel.choices import WEIGHTS
+from qwen_megakernel.engine.text_path import TextPath
 from qwen_megakernel.errors import KernelFault
 from qwen_megakernel.model.prompt import Prefix, Prompt
 from qwen_megakernel.model.sampling import Code0Rules, Draw, gumbel_noise
@@ -647,6 +650,127 @@ def test_a_wait_that_gives_up_is_a_fault_and_can_be_recovered_from(model):
     assert torch.equal(say(kernel, 0, prompt, greedy, 3), first)
 
 
+def attention_of(kernel, slot, frame, position):
+    """Of the queries that the kernel kept in a slot's frame, over the keys of its pages: fp64 [layers, heads, tokens]
+    of the watched heads."""
+    sequence, kv = kernel._sequences[slot], kernel.buffers["kv"]
+    pages = kernel._page_tables[slot, : position // PAGE + 1].long()
+    keys = turned(kv[pages][:, :, 0]).double().permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : position + 1]
+    keys = keys.repeat_interleave(kernel._heads[1] // kv.shape[3], 1)[sequence.watch.layers, sequence.watch.heads]
+    queries = sequence.queries[frame % TELLINGS].view(*sequence.shape, 128, 1).double()
+    text = slice(sequence.watch.text_at, sequence.watch.text_at + len(sequence.watch.text))
+    return ((keys @ queries)[..., 0] / 128**0.5).softmax(-1)[..., text].cpu().numpy()
+
+
+@torch.inference_mode()
+def check_told(config, kernel, streams, turns=12) -> float:
+    """Watched heads of some streams: whole texts and texts beside frames, pages in any order, launches ahead, streams
+    that join and leave. What is told must be the attention of the kept queries; codes must be those of streams alone.
+    Returns the largest difference of what is told."""
+    draw = random.Random(torch.seed())
+    stack, order = config.talker.stack, torch.randperm(kernel.pages).tolist()
+    each, free = len(order) // kernel.slots, list(range(kernel.slots))
+    draw.shuffle(free)
+    slots, prompts = free[:streams], [random_prompt(config, rows) for rows in (2, 9, 17, 40, 63, 100, 200)]
+    samplings = [SamplingParams(seed=seed).over(config.sampling) for seed in range(len(prompts))]
+    alone = [say(kernel, 0, *request, turns).cpu() for request in zip(prompts, samplings, strict=True)]
+    said, frames, queued, worst = {}, {}, [], 0.0
+
+    def begin(slot):
+        which = draw.randrange(len(prompts))
+        rows = len(prompts[which].rows)
+        text_at = draw.randrange(rows)
+        text = range(draw.choice((1, rows - text_at, rows - text_at + 5)))
+        head = TextHead(draw.randrange(stack.num_layers), draw.randrange(stack.num_heads), 0.0)
+        watch = Watch(text_at, text, draw.choice((None, head, head, head)) if streams < 20 else head)
+        pages = order[slot * each : (slot + 1) * each]
+        kernel.start(slot, prompts[which], samplings[which], pages, watch if draw.random() < 0.9 else None)
+        said[slot], frames[slot] = (which, []), 0
+
+    def collect():
+        nonlocal worst
+        launched = queued.pop(0)
+        for (slot, sequence, frame, first), codes in zip(launched, kernel.collect(), strict=True):
+            if kernel._sequences[slot] is not sequence:
+                continue  # it was left
+            which, codes_so_far = said[slot]
+            codes_so_far.append(codes)
+            assert np.array_equal(codes, alone[which][len(codes_so_far) - 1]), (slot, which)
+            if sequence.watch:
+                [told] = kernel.told(slot)
+                attention = attention_of(kernel, slot, frame, len(prompts[which].rows) - 1 + frame)
+                expected = told_of(attention, first)
+                assert (told[..., 0] == first).all()
+                found = np.take_along_axis(attention, told[..., 2:3].astype(np.int64), -1)[..., 0]
+                for ours, theirs in ((found, attention.max(-1)), (told[..., 1], expected[..., 1])):
+                    worst = max(worst, float(np.abs(ours - theirs).max()))
+                worst = max(worst, float(np.abs(told[..., 3:] - expected[..., 3:]).max()))
+
+    for slot in slots:
+        begin(slot)
+    for turn in range(turns):
+        if turn and draw.random() < 0.3:
+            begin(draw.choice(slots))
+        now = slots if draw.random() < 0.7 else draw.sample(slots, draw.randint(1, streams))
+        for first in range(0, len(now), kernel.width):
+            some, launched = now[first : first + kernel.width], []
+            for slot in some:
+                sequence = kernel._sequences[slot]
+                if sequence.watch:
+                    sequence.watch.first = draw.randrange(len(sequence.watch.text))
+                launched.append((slot, sequence, frames[slot], sequence.watch and sequence.watch.first))
+                frames[slot] += 1
+            kernel.launch(some)
+            queued.append(launched)
+            while len(queued) > draw.randint(0, 3):
+                collect()
+    while queued:
+        collect()
+    return worst
+
+
+@pytest.mark.parametrize("streams", [1, 5, 16])
+def test_what_is_told_of_heads_is_their_attention(model, streams):
+    """In fp32, of scores up to some tens: 1e-5 of a score, so of a weight."""
+    config, _, kernel = model
+    assert check_told(config, kernel, streams) < 1e-4
+
+
+@pytest.mark.parametrize("size", ["0.6b", "1.7b", "demo"])
+def test_what_hundreds_are_told_of_heads_is_their_attention(size):
+    config = config_of(size)
+    tensors = random_talker(config, GPU, torch.seed() % 2**31)
+    kernel = MegakernelFrameDecoder(config, tensors, slots=256, max_positions=320)
+    if kernel.width == kernel.narrow:
+        pytest.skip("this card has no graphs for many columns")
+    for streams in (17, 64, 256):
+        assert check_told(config, kernel, streams) < 1e-4
+
+
+@pytest.mark.parametrize("rows", [2, 9, 60])
+@torch.inference_mode()
+def test_kept_queries_are_as_close_to_fp32_as_pytorch_bf16s(model, rows):
+    """The first frame's too, whose talker a prefill may have run."""
+    config, tensors, kernel = model
+    prompt, watch = random_prompt(config, rows), Watch(0, range(rows), None)
+    twins = [Twin(config, tensors, dtype) for dtype in (torch.float32, torch.bfloat16)]
+    kernel.start(0, prompt, GREEDY.over(config.sampling), watch=watch)
+    for twin in twins:
+        twin.cache.watched = range(config.talker.stack.num_layers)
+        twin.rows(prompt.rows[:-1])
+    inputs, errors = [prompt.rows[-1:]] * 2, []
+    for frame in range(6):
+        codes = step(kernel, [0])[0]
+        for twin, row in zip(twins, inputs, strict=True):
+            twin.rows(row)
+        exact, rounded = (twin.cache.queries.float() for twin in twins)
+        ours = kernel._sequences[0].queries[frame % TELLINGS].view(exact.shape)
+        errors.append((relative(ours, exact), relative(rounded, exact)))
+        inputs = [t.embed.frames(codes[None]) + text_row(prompt, frame).to(t.dtype) for t in twins]
+    ours, theirs = np.mean(errors, 0)
+    assert ours <= theirs
+
+
 @torch.inference_mode()
 def last_layer(config, tensors, rows, position, cache):
     """Run rows through a Twin's talker by hand; the last layer's vectors as the kernel hands them round."""
@@ -869,3 +993,54 @@ def test_the_engine_speaks_through_it(tmp_path):
         assert engine.backend == "megakernel", "auto takes it where it can run"
     with TTSEngine.load("demo", backend="megakernel") as engine:
         assert engine.generate("Hello there.").finish_reason == "eos"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@torch.inference_mode()
+def test_the_demo_voices_tokens_begin_where_fp32_has_them_begin(monkeypatch, whole):
+    """The talker in fp32 is fed the codes that the GPU said."""
+    from qwen_megakernel import TTSEngine
+
+    started, start = [], MegakernelFrameDecoder.start
+
+    def recorded(self, slot, prompt, sampling, pages=(), watch=None):
+        started.append((prompt, watch))
+        start(self, slot, prompt, sampling, pages, watch)
+
+    monkeypatch.setattr(MegakernelFrameDecoder, "start", recorded)
+    text = "She said that the boat would leave at noon, and that nobody was to wait for the others."
+    with TTSEngine.load("demo", backend="megakernel") as engine:
+        assert engine.measures_words
+        audio = engine.generate(text, non_streaming_mode=whole, sampling=SamplingParams(seed=random.randrange(1000)))
+    prompt, watch = started.pop()
+    config = config_of("demo")
+    twin = Twin(config, Checkpoint.open(DEMO_FOLDER).talker(GPU, torch.bfloat16), torch.float32)
+    path = TextPath(watch.text_at, watch.text, config.text_head)
+    twin.cache.watched = range(config.talker.stack.num_layers)
+    twin.rows(prompt.rows[:-1])
+    row = prompt.rows[-1:]
+    for frame, codes in enumerate(torch.from_numpy(audio.codes).to(GPU)):
+        twin.rows(row)
+        tokens = slice(path.text_at, min(path.text_at + len(path.text), twin.position))
+        path.see(twin.cache.told(twin.position, path.layers, path.heads, tokens, path.first).cpu().numpy())
+        row = twin.embed.frames(codes[None]) + text_row(prompt, frame).float()
+    count = min(len(path.starts), len(audio.token_s))
+    assert count >= len(watch.text) - 3
+    late = np.abs(np.subtract(path.starts[:count], audio.token_s[:count]))
+    assert np.median(late) < 0.02 and (late < 0.08).mean() > 0.9, late  # bf16 attends a little otherwise
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_pytorch_on_a_gpu_measures_words_too(dtype):
+    """In fp32, frames of a CUDA graph are told the times that a CPU tells, where the codes are the same."""
+    from qwen_megakernel import TTSEngine
+
+    said, text = [], "She said that the boat would leave at noon."
+    for device, of in (("cuda", dtype), ("cpu", torch.float32)):
+        with TTSEngine.load("demo", backend="torch", device=device, dtype=of) as engine:
+            assert engine.measures_words
+            said.append(engine.generate(text, sampling=GREEDY))
+            assert len(said[-1].token_s) >= len(engine.tokens(text).text) - 3
+    gpu, cpu = said
+    if dtype == torch.float32 and np.array_equal(gpu.codes, cpu.codes):
+        assert gpu.token_s == pytest.approx(cpu.token_s, abs=0.01)

@@ -209,8 +209,10 @@ def why_no_tables(talker_hidden: int, device: torch.device) -> str | None:
 
 @dataclass(eq=False, kw_only=True)
 class _Sequence(SlotSequence):
-    telling: Tensor  # fp32 [TELLINGS, heads, TOLD], pinned: what is told of its latest frames
     shape: tuple[int, int]  # layers and heads that are watched
+    # Of its latest frames, each at its number modulo TELLINGS.
+    queries: Tensor  # fp32 [TELLINGS, heads, HEAD_DIM], of these heads
+    telling: Tensor  # fp32 [TELLINGS, heads, TOLD], pinned
     read: int = 0  # frames of which it was read
 
 
@@ -321,8 +323,9 @@ class MegakernelFrameDecoder:
             text_open=prompt.text_open,
             frames=min(self.max_positions, len(pages) * PAGE_POSITIONS) - last,
             watch=watch,
-            telling=telling,
             shape=shape,
+            queries=queries,
+            telling=telling,
         )
         # Few calls, because each lets other threads run Python. What can wait comes after the kernel's launch.
         prefix = prompt.prefix
