@@ -68,12 +68,9 @@ class QueuedDecoder:
 
     def start(self, slot, prompt, sampling, pages, watch):
         self.frames[slot], self.telling[slot] = 0, []
-        self.watches[slot] = watch and (
-            watch,
-            Watch(watch.text_at, watch.text, watch.head),
-        )  # the caller's, and the inner decoder's
-        # Frames of it that are still queued become None.
-        self.inner.start(slot, prompt, sampling, pages, watch and self.watches[slot][1])
+        own = watch and Watch(watch.text_at, watch.text, watch.head)
+        self.watches[slot] = watch and (watch, own)
+        self.inner.start(slot, prompt, sampling, pages, own)  # frames of it that are still queued become None
 
     def extend(self, slot, rows, ended):
         self.device.wait(self.device.queued)  # on a CPU a frame reads its text row when it is computed

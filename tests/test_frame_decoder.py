@@ -1,5 +1,8 @@
 """The PyTorch backend behind `FrameDecoder`: frames ahead, several slots, ends, refusals."""
 
+import random
+from collections import deque
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +10,15 @@ from streams import PUBLISHED, SETTINGS, decoder_over, interleaved, same, say, s
 
 from qwen_megakernel.backend.cuda_graphs import attended, clear
 from qwen_megakernel.backend.interfaces import AHEAD, Watch
+from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
+from qwen_megakernel.backend.sizes import TELLINGS, TOLD
 from qwen_megakernel.checkpoint.config import TextHead
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model.frame import Frame, SlotState, draws_of
+from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.sampling import gumbel_noise
 from qwen_megakernel.model.transformer import Embeddings
+from qwen_megakernel.sampling_params import SamplingParams
 
 POSITIONS = 100
 EAGER_TO_END, NEVER_ENDING = 4.0, 0.0  # eos_gain of a checkpoint
@@ -139,6 +146,101 @@ def test_only_so_many_launches_may_wait(decoder):
 def test_a_start_that_cannot_be_is_refused(decoder, slot, rows):
     with pytest.raises(ValueError, match="slot .*0..2 .*1..100 rows"):
         start(decoder, slot, rows=rows)
+
+
+# ---------------------------------------------------------------- the kernel's decoder, whose launcher is pretended
+
+
+class Launcher:
+    """Tells of a frame when somebody waits for that: the slot, the frame's number, and what it knew of the text."""
+
+    def __init__(self):
+        self.watched, self.frames, self.queued, self.untold = {}, {}, deque(), []
+
+    def begin(self, slot, *_args):
+        self.watched.pop(slot, None)
+        self.frames[slot] = 0
+
+    def watch(self, slot, queries, told, first_head, text_at):
+        self.watched[slot] = told, first_head, text_at
+
+    def enter(self, *_args):
+        pass
+
+    set_sampling = set_text = enter
+
+    def decode(self, slots, texts):
+        assert texts or not self.watched.keys() & set(slots)
+        launched = []
+        for i, slot in enumerate(slots):
+            if slot in self.watched:
+                told, *watched = self.watched[slot]
+                row = torch.tensor([slot, self.frames[slot], *texts[2 * i : 2 * i + 2], *watched])
+                launched.append((told[self.frames[slot] % TELLINGS, 0], row))
+            self.frames[slot] += 1
+        self.queued.append((len(slots), launched))
+
+    def collect(self):
+        self.await_told()
+        count, self.untold = self.queued.popleft()
+        return torch.ones(count, 17, dtype=torch.int32) * torch.tensor([1] * 16 + [0], dtype=torch.int32)
+
+    def await_told(self):
+        for told, row in self.untold:
+            told[: len(row)] = row
+        self.untold = []
+
+
+def test_the_kernel_tells_of_every_frame_once_and_in_order(fresh_seed):
+    """Launched ahead; streams that are watched or not, join and leave."""
+    rng, slots = random.Random(fresh_seed), 5
+    decoder = MegakernelFrameDecoder.__new__(MegakernelFrameDecoder)
+    decoder.slots, decoder.width, decoder.max_positions, decoder._pages = slots, 4, 600, 10
+    decoder._launcher, decoder._sequences, decoder._launches, decoder._untold = Launcher(), {}, deque(), []
+    decoder._eos_id, decoder._fault, decoder._heads, decoder._of_slot = 0, torch.zeros(1), (28, 16), [()] * slots
+    decoder._queries, decoder._telling = (
+        torch.zeros(slots, TELLINGS, 1, 8),
+        torch.full((slots, TELLINGS, 1, TOLD), -1.0),
+    )
+    decoder._nothing, decoder.prefixes = torch.zeros(8), {}
+    expected, queued, frames = {}, deque(), {}
+
+    def begin(slot):
+        watch = Watch(rng.randrange(9), [0] * rng.randint(1, 9), TextHead(rng.randrange(28), rng.randrange(16), 0.0))
+        watch = watch if rng.random() < 0.8 else None
+        prompt = Prompt(torch.zeros(3, 8), torch.zeros(1, 8), torch.zeros(8))
+        decoder.start(slot, prompt, SamplingParams().over(PUBLISHED), watch=watch)
+        expected[slot], frames[slot] = [], 0
+
+    def collect():
+        decoder.collect()
+        for slot, sequence, row in queued.popleft():
+            if row and decoder._sequences[slot] is sequence:
+                expected[slot].append(row)
+
+    for slot in range(slots):
+        begin(slot)
+    for _ in range(300):
+        now = rng.sample(range(slots), rng.randint(1, 4))
+        queued.append([])
+        for slot in now:
+            sequence = decoder._sequences[slot]
+            row = None
+            if watch := sequence.watch:
+                watch.first = rng.randrange(9)
+                head = watch.head.layer * 16 + watch.head.head
+                row = [slot, frames[slot], watch.first, len(watch.text), head, watch.text_at]
+            queued[-1].append((slot, sequence, row))
+            frames[slot] += 1
+        decoder.launch(now)
+        while len(queued) > rng.randint(0, AHEAD - 1):
+            collect()
+        if rng.random() < 0.5:
+            slot = rng.randrange(slots)
+            assert [told[0, 0, :6].tolist() for told in decoder.told(slot)] == expected[slot]
+            expected[slot] = []
+        if rng.random() < 0.05:
+            begin(rng.randrange(slots))
 
 
 # ---------------------------------------------------------------- what a CUDA graph captures

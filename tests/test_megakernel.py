@@ -657,7 +657,7 @@ def attention_of(kernel, slot, frame, position):
     pages = kernel._page_tables[slot, : position // PAGE + 1].long()
     keys = turned(kv[pages][:, :, 0]).double().permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : position + 1]
     keys = keys.repeat_interleave(kernel._heads[1] // kv.shape[3], 1)[sequence.watch.layers, sequence.watch.heads]
-    queries = sequence.queries[frame % TELLINGS].view(*sequence.shape, 128, 1).double()
+    queries = sequence.queries[frame % TELLINGS].view(*sequence.telling.shape[1:3], 128, 1).double()
     text = slice(sequence.watch.text_at, sequence.watch.text_at + len(sequence.watch.text))
     return ((keys @ queries)[..., 0] / 128**0.5).softmax(-1)[..., text].cpu().numpy()
 
@@ -695,6 +695,9 @@ def check_told(config, kernel, streams, turns=12) -> float:
                 continue  # it was left
             which, codes_so_far = said[slot]
             codes_so_far.append(codes)
+            if codes is None:  # it has ended
+                kernel.told(slot)
+                continue
             assert np.array_equal(codes, alone[which][len(codes_so_far) - 1]), (slot, which)
             if sequence.watch:
                 [told] = kernel.told(slot)

@@ -209,10 +209,9 @@ def why_no_tables(talker_hidden: int, device: torch.device) -> str | None:
 
 @dataclass(eq=False, kw_only=True)
 class _Sequence(SlotSequence):
-    shape: tuple[int, int]  # layers and heads that are watched
-    # Of its latest frames, each at its number modulo TELLINGS.
-    queries: Tensor  # fp32 [TELLINGS, heads, HEAD_DIM], of these heads
-    telling: Tensor  # fp32 [TELLINGS, heads, TOLD], pinned
+    # Of the watched heads in its latest frames, each at its number modulo TELLINGS.
+    queries: Tensor  # fp32 [TELLINGS, heads, HEAD_DIM]
+    telling: np.ndarray  # fp32 [TELLINGS, layers, heads, TOLD], in pinned memory
     read: int = 0  # frames of which it was read
 
 
@@ -323,9 +322,8 @@ class MegakernelFrameDecoder:
             text_open=prompt.text_open,
             frames=min(self.max_positions, len(pages) * PAGE_POSITIONS) - last,
             watch=watch,
-            shape=shape,
             queries=queries,
-            telling=telling,
+            telling=telling.numpy().reshape(TELLINGS, *shape, TOLD),
         )
         # Few calls, because each lets other threads run Python. What can wait comes after the kernel's launch.
         prefix = prompt.prefix
@@ -406,8 +404,7 @@ class MegakernelFrameDecoder:
 
     def _read_told(self) -> None:
         for sequence in self._untold:
-            told = sequence.telling[sequence.read % TELLINGS].numpy()
-            sequence.told.append(told.reshape(*sequence.shape, TOLD).copy())
+            sequence.told.append(sequence.telling[sequence.read % TELLINGS].copy())
             sequence.read += 1
         self._untold = []
 
