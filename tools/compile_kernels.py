@@ -32,9 +32,10 @@ PARTITIONS = 4
 
 OTHER_KERNELS = (
     *(name for name in SOURCES if name.endswith(".cu") and not name.startswith("frame/")),
+    "frame/text_heads.cu",
     "frame/weights_alone.cu",
 )
-"""Sources of the prompt's and the vocoder's kernels, and of a benchmark's."""
+"""Sources of the prompt's and the vocoder's kernels, of word times', and of a benchmark's."""
 
 BINDINGS = tuple(name for name in SOURCES if name.endswith(".cpp"))
 

@@ -291,9 +291,10 @@ class MegakernelFrameDecoder:
         listed = places(stack, extension.BLOCKS, stored)
         self._long = PagedPrefill(extension, stack, self.buffers, listed, page=PAGE_POSITIONS, pages=self._pages)
         self._heads = stack.num_layers, stack.num_heads
-        # Of one watched head of each slot; a slot whose heads are all watched gets more.
-        self._queries = torch.zeros(slots, TELLINGS, 1, HEAD_DIM, device=device)
-        self._telling = torch.zeros(slots, TELLINGS, 1, TOLD, pin_memory=True)
+        # For one watched head of each slot; where all are watched, `start` makes more.
+        queries = torch.zeros(slots, TELLINGS, 1, HEAD_DIM, device=device)
+        telling = torch.zeros(slots, TELLINGS, 1, TOLD, pin_memory=True)
+        self._watching = list(zip(queries.unbind(), telling.unbind(), strict=True))
         of_slot = (self._page_tables, self._seen, self._rows, residuals, self.recent_codes)
         self._of_slot = list(zip(*of_slot, strict=True))
 
@@ -311,7 +312,7 @@ class MegakernelFrameDecoder:
         pages = pages or range(slot * self._pages, (slot + 1) * self._pages)
         if slot in self._sequences:
             self._sequences[slot].over = True
-        queries, telling, shape = self._queries[slot], self._telling[slot], (1, 1)
+        (queries, telling), shape = self._watching[slot], (1, 1)
         if watch and not watch.head:
             shape = self._heads
             queries = queries.new_empty(TELLINGS, shape[0] * shape[1], HEAD_DIM)
