@@ -198,10 +198,7 @@ def test_the_kernel_tells_of_every_frame_once_and_in_order(fresh_seed):
     decoder.slots, decoder.width, decoder.max_positions, decoder._pages = slots, 4, 600, 10
     decoder._launcher, decoder._sequences, decoder._launches, decoder._untold = Launcher(), {}, deque(), []
     decoder._eos_id, decoder._fault, decoder._heads, decoder._of_slot = 0, torch.zeros(1), (28, 16), [()] * slots
-    decoder._queries, decoder._telling = (
-        torch.zeros(slots, TELLINGS, 1, 8),
-        torch.full((slots, TELLINGS, 1, TOLD), -1.0),
-    )
+    decoder._watching = [(torch.zeros(0), torch.full((TELLINGS, 1, TOLD), -1.0)) for _ in range(slots)]
     decoder._nothing, decoder.prefixes = torch.zeros(8), {}
     expected, queued, frames = {}, deque(), {}
 
