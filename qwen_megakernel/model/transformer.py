@@ -70,11 +70,10 @@ class KVCache:
         `text`: the rows of the tokens. See `FrameDecoder.told`."""
         keys, queries = self.k[layers, :, :length].float(), self.queries[layers].float()
         scores = queries.view(*keys.shape[:2], -1, keys.shape[3]) @ keys.transpose(2, 3) / math.sqrt(keys.shape[3])
-        text_scores = scores.view(*queries.shape[:2], length)[:, heads]
-        attention = text_scores.softmax(-1)[..., text]
-        behind = F.pad(attention.flip(-1).cumsum(-1).flip(-1), (0, first + TOLD))
-        most = F.pad(attention, (0, 1), value=-1.0).argmax(-1)
-        found = [torch.full_like(behind[..., 0], first), behind[..., 0], most]
+        weights = scores.view(*queries.shape[:2], length)[:, heads].softmax(-1)
+        attention = F.pad(weights[..., text], (0, first + TOLD))  # zeros behind the last token
+        behind = attention.flip(-1).cumsum(-1).flip(-1)
+        found = [torch.full_like(behind[..., 0], first), behind[..., 0], attention.argmax(-1)]
         return torch.cat([torch.stack(found, -1), behind[..., first : first + TOLD - len(found)]], -1)
 
 
