@@ -362,10 +362,10 @@ def test_a_prompt_of_no_numbers_is_an_error_and_harms_nobody_else(engine, monkey
     """In company and in every slot; who speaks there next hears nothing of it."""
     whole, start, broken = alone(engine), engine.probes.decoder.start, SamplingParams(seed=99)
 
-    def breaks(slot, prompt, sampling, pages) -> None:
+    def breaks(slot, prompt, sampling, *pages) -> None:
         if sampling.seed == broken.seed:
             prompt = dataclasses.replace(prompt, rows=prompt.rows * torch.nan, prefix=None)
-        start(slot, prompt, sampling, pages)
+        start(slot, prompt, sampling, *pages)
 
     monkeypatch.setattr(engine.probes.decoder, "start", breaks)
     for _ in range(3):

@@ -327,7 +327,7 @@ def ends(engine, monkeypatch, whys: list[str]) -> list[int]:
     """So does each utterance end. The seeds that they are said with."""
     seeds, frames, whys = [], iter(()), iter(whys)
 
-    def start(_slot, _prompt, sampling, _pages) -> None:
+    def start(_slot, _prompt, sampling, *_pages) -> None:
         nonlocal frames
         seeds.append(sampling.seed)
         frames = iter(
