@@ -486,11 +486,11 @@ def test_signal_handlers_may_use_and_close_the_engine(backend):
 
 
 def test_an_end_that_cannot_be_assembled_is_an_error_and_not_a_hang(own_engine, monkeypatch):
-    def full(_parts):
+    def full(*_parts):
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("qwen_megakernel.engine.output.np.concatenate", full)
+        patch.setattr("qwen_megakernel.engine.output.np.frombuffer", full)
         for _ in range(2):
             with pytest.raises(OutOfMemoryError):
                 own_engine.generate(TEXT, max_frames=2)

@@ -17,7 +17,7 @@ from qwen_megakernel.engine.admission import ENDS
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.device_pipeline import Launch
 from qwen_megakernel.engine.options import EngineOptions
-from qwen_megakernel.engine.scheduler import Scheduler
+from qwen_megakernel.engine.scheduler import SMALL_LAUNCH, Scheduler
 from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
 from qwen_megakernel.errors import EngineBusy, KernelFault
 from qwen_megakernel.model.vocoder import Portion, VocoderState
@@ -350,16 +350,23 @@ def test_new_callers_come_before_the_lead_of_old_ones():
 def test_many_share_wide_launches_and_who_has_heard_nothing_goes_into_a_quick_one():
     """Up to one and a half times a quick launch's sequences go as quick ones, which are as fast."""
     engine = Engine(slots=101, width=256)
+
+    def first_launch() -> int:
+        """How many sequences share the first frame of one that comes now."""
+        before = len(engine.decoder.order)
+        engine.run([(0.0, lambda: engine.submit(63))], until=0.2)
+        return next(len(slots) for slots in engine.decoder.order[before:] if engine.streams[-1].slot in slots)
+
     some = [engine.submit(400) for _ in range(24)]
     engine.run([], until=1.0)
     assert all(len(slots) <= 16 for slots in engine.decoder.order)
-    many = [engine.submit(400) for _ in range(76)]
+    some += [engine.submit(400) for _ in range(20)]
+    engine.run([], until=1.0)
+    assert 16 < first_launch() <= SMALL_LAUNCH
+    many = [engine.submit(400) for _ in range(55)]
     engine.run([], until=2.0)
-    before = len(engine.decoder.order)
     assert max(map(len, engine.decoder.order)) > 90
-    engine.run([(0.0, lambda: engine.submit(63))], until=0.2)
-    new = engine.streams[-1]
-    assert len(next(slots for slots in engine.decoder.order[before:] if new.slot in slots)) <= 16
+    assert first_launch() <= 16
     engine.run([])
     assert all(s.result.audio.frames == 400 for s in some + many) and engine.underruns() == 0
 

@@ -1,5 +1,6 @@
 """What is handed out of an utterance: its frames become chunks, and in the end its audio."""
 
+import math
 import queue
 import threading
 from collections.abc import Callable
@@ -104,7 +105,8 @@ class Output:
         """Take what the vocoder made: fp32 [frames, 1920]. Frames from end of speech on are noise. Returns the others.
         Raises SpeechError: a sample is not finite."""
         sound = sound[: len(self.codes) - len(self.sound)]
-        if not np.isfinite(sound).all():
+        # One call: an array's operation gives the interpreter to other threads, and takes some 10 us to get it back.
+        if not math.isfinite(np.add.reduce(sound, axis=None)):
             told = "the model's samples are not finite"
             raise SpeechError(f"{told}: check this utterance's voice, or the weights if all utterances fail")
         self.sound += list(sound)
@@ -127,7 +129,8 @@ class Output:
 
     def _hand_out_frames(self, frames: int) -> None:
         first, last = self.handed_frames, self.handed_frames + frames
-        samples = np.concatenate(self.sound[first:last])
+        # `np.concatenate` would give up the interpreter for every frame: 61 us a chunk with 256 utterances.
+        samples = np.frombuffer(bytearray().join(self.sound[first:last]), np.float32)
         for effect in self.effects:
             samples = effect.push(samples)
         self._to_come += self.codes[first:last]
