@@ -11,6 +11,7 @@ import shutil
 import ssl
 import subprocess
 import threading
+import warnings
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -195,6 +196,35 @@ def test_no_client_can_make_up_a_line_of_text():
     record.fields = {"path": '/a b"\n2026 ERROR', "key": ""}
     line = logs.TextFormatter().format(record)
     assert line.endswith(' INFO access request path="/a b\\"\\n2026 ERROR" key=""') and "\n" not in line
+
+
+def test_each_line_of_a_server_is_json_to_the_last(monkeypatch, capfd):
+    """Also a wrong option, Python's warnings, and what ends a thread or the command."""
+
+    def broken(_args) -> int:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("a part is old", UserWarning, stacklevel=1)
+        thread = threading.Thread(target=lambda: [][0], name="some")
+        thread.start()
+        thread.join()
+        raise ValueError("two\nlines")
+
+    words = ["serve", "--log-format", "json"]
+    assert cli.main([*words, "--model", "/nowhere"]) == 1
+    monkeypatch.setattr(cli, "function_of", lambda args: broken)
+    assert cli.main(words) == 1
+    wrong, warned, thread, failed = map(json.loads, capfd.readouterr().err.splitlines())
+    assert wrong["message"].startswith("error: no folder '/nowhere'") and wrong["level"] == "ERROR"
+    assert "a part is old" in warned["message"] and warned["level"] == "WARNING"
+    assert "IndexError" in thread["traceback"] and "some" in thread["message"]
+    assert "ValueError: two\nlines" in failed["traceback"] and failed["level"] == "CRITICAL"
+
+
+def test_files_for_tls_that_cannot_be_used_are_named(tmp_path, capsys):
+    (tmp_path / "cert.pem").write_text("no certificate")
+    assert cli.main(["serve", "--ssl-certfile", str(tmp_path / "cert.pem")]) == 1
+    assert f"error: the files for TLS, {tmp_path / 'cert.pem'}, cannot be used" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- metrics

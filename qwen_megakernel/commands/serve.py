@@ -16,7 +16,6 @@ from qwen_megakernel.commands.config import actions_of, printed
 from qwen_megakernel.commands.options import engine_options, server_options
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.server.limits import allow_files
-from qwen_megakernel.server.logs import set_up
 from qwen_megakernel.server.process import bind, check_model, is_loopback, load_for_good
 from qwen_megakernel.server.service import EngineService
 
@@ -51,18 +50,15 @@ def serve(args: argparse.Namespace) -> int:
         words = "--allow-upload needs --front-processes 0: only one front process would know a new voice"
         raise RequestError(f"{words}. Put voices into --voices, or let requests bring them with --allow-clone")
     options = server_options(args, "serve", token=token)
-    undo = set_up(options.log_format)
-    try:
-        options = replace(options, limits=allow_files(options.limits))
-        if args.front_processes:
-            run = Fronts(load, options, model=name, config=config, count=args.front_processes).serve
-        else:
-            run = partial(http.serve, http.make_app(load, options, model=name, config=config))
-        listener = bind(args.host, args.port)
-        log.info("serving %s on http%s://%s", name, "s" * bool(args.ssl_certfile), _address(args.host, listener))
-        return _end_of_server(run(listener))
-    finally:
-        undo()
+    http.check_certificate(options)
+    options = replace(options, limits=allow_files(options.limits))
+    if args.front_processes:
+        run = Fronts(load, options, model=name, config=config, count=args.front_processes).serve
+    else:
+        run = partial(http.serve, http.make_app(load, options, model=name, config=config))
+    listener = bind(args.host, args.port)
+    log.info("serving %s on http%s://%s", name, "s" * bool(args.ssl_certfile), _address(args.host, listener))
+    return _end_of_server(run(listener))
 
 
 def _print_config(args: argparse.Namespace) -> int:
@@ -107,15 +103,11 @@ def wyoming(args: argparse.Namespace) -> int:
             raise BackendError(f"--host {args.host} {why}: on a network that you trust, give --allow-network")
     name, config, load = _engine_of_server(args)
     options = server_options(args, "wyoming")
-    undo = set_up(options.log_format)
-    try:
-        options = replace(options, limits=allow_files(options.limits))
-        service = EngineService(load, options, model=name, config=config)
-        listener = bind(args.host, args.port)
-        where = _address(args.host, listener)
-        if not is_loopback(args.host):
-            log.warning("everybody who reaches %s can use it: Wyoming has no token", where)
-        log.info("serving %s on tcp://%s once it is ready", name, where)
-        return _end_of_server(wyoming_api.serve(service, listener))
-    finally:
-        undo()
+    options = replace(options, limits=allow_files(options.limits))
+    service = EngineService(load, options, model=name, config=config)
+    listener = bind(args.host, args.port)
+    where = _address(args.host, listener)
+    if not is_loopback(args.host):
+        log.warning("everybody who reaches %s can use it: Wyoming has no token", where)
+    log.info("serving %s on tcp://%s once it is ready", name, where)
+    return _end_of_server(wyoming_api.serve(service, listener))

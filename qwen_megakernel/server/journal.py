@@ -40,6 +40,7 @@ class Journal:
     Attributes:
         counts: None: nothing is counted.
         spans: None: there are no traces.
+        over: the server has ended: what is not answered yet was cut by it, not by its client.
     """
 
     def __init__(self, spans: Spans | None, *, log_texts: bool):
@@ -47,6 +48,7 @@ class Journal:
         self._log_texts = log_texts
         self.counts: Counts | None = None
         self.spans = spans
+        self.over = False
 
     def close(self) -> None:
         """Send what was not sent yet."""
@@ -107,6 +109,9 @@ class Journal:
             self.counts.said(vars(speech) | of)
 
     def _end(self, record: Record) -> None:
+        cut = record.status is None or any(speech.finish_reason == "cancelled" for speech in record.speeches)
+        if self.over and cut and record.error is None:
+            record.error = ApiError(503, "closing", "the answer was cut: the server has ended")
         seconds, error, probe = time.monotonic() - record.begun, record.error, record.path in _PROBES
         if self.spans and not probe:
             self.spans.record(record, seconds)

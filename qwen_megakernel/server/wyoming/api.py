@@ -60,6 +60,7 @@ class WyomingServer:
             if service.wrong_default:  # starting it again would not help
                 raise service.wrong_default
         finally:
+            service.journal.over = True
             listener.close()
             await cancelled(list(self._connections))
             await service.close()
