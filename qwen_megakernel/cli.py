@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, function: Callable[[argparse.Namespace], int])
         _say(told(error, args), args)
         return 1
     except KeyboardInterrupt:
-        _say("interrupted", args)
+        _say("interrupted", args, logging.INFO)
         return 130
     except BrokenPipeError:  # the process that read our PCM is gone
         return 1
@@ -100,10 +100,10 @@ def _logs_json(args: argparse.Namespace) -> bool:
     return getattr(args, "log_format", None) == "json"
 
 
-def _say(words: str, args: argparse.Namespace) -> None:
+def _say(words: str, args: argparse.Namespace, level: int = logging.ERROR) -> None:
     """Tell why the command ends, behind what its log still holds."""
     if _logs_json(args):
-        log.error(words)
+        log.log(level, words)
     else:
         flush()
         print(words, file=sys.stderr)

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from serving import TEXT, access, connect, fronts_of, get, post, ready, running, small_demo
+from serving import TEXT, access, connect, fronts_of, get, post, ready, running, small_demo, stream
 from waiting import PATIENCE_S, until
 from websockets.exceptions import InvalidStatus
 
@@ -443,6 +443,21 @@ def test_the_proxies_pass_on_what_sockets_and_streams_need(tmp_path):
         plain = plain.replace("/etc/ssl/tts.example.key", str(tmp_path / "key.pem"))
         (tmp_path / "nginx.conf").write_text(f"events {{}}\npid {tmp_path}/pid;\nhttp {{\n{plain}\n}}\n")
         subprocess.run([program, "-t", "-c", str(tmp_path / "nginx.conf")], check=True)
+
+
+def test_speech_that_the_servers_end_has_cut_is_told_as_such(server, caplog):
+    """Not as that of a client that has left."""
+    asked = {"model": "demo", "input": " ".join([TEXT] * 20), "voice": "ada", "response_format": "pcm"}
+    before = total(get(f"{server.url}/metrics").text, "refusals_total", reason="closing")
+    try:
+        with stream("POST", server.url + SPEECH, json=asked) as answer:
+            next(answer.iter_raw())
+            server.service.journal.over = True
+        told = access(caplog, 1)[0]
+    finally:
+        server.service.journal.over = False
+    assert (told["status"], told["code"], told["finish_reason"]) == (200, "closing", "cancelled")
+    assert total(get(f"{server.url}/metrics").text, "refusals_total", reason="closing") == before + 1
 
 
 # ---------------------------------------------------------------- options from everywhere

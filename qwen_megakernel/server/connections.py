@@ -52,7 +52,7 @@ _BUSY = ApiError(503, "busy", "too many connections are open; try again", True)
 _MOST_IGNORED = 16 << 20  # bytes, more than a recording has: a client may send all of it before it reads an error
 _SLICE, _READ_S = 512, 0.002  # bytes and seconds: a frame takes up to 20 us, and 256 KB may come at once
 _BAD_HANDSHAKE = STATUS_LINE[400] + b"connection: close\r\ncontent-length: 0\r\n\r\n"
-_KNOWN = "Invalid HTTP request received."
+_KNOWN = ("Invalid HTTP request received.", "ASGI callable returned without completing response.")
 _POLICY, _NOT_UTF8, _TOO_BIG = 1008, 1007, 1009  # closing codes (RFC 6455)
 
 
@@ -423,8 +423,8 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
 
 class FewLines(logging.Filter):
-    """Lets so many lines a second through, and tells of the others: anyone can make uvicorn log something. `_KNOWN` is
-    left out: the journal has a line of its own for it."""
+    """Lets so many lines a second through, and tells of the others: anyone can make uvicorn log something. Those of
+    `_KNOWN` are left out: the journal has a line of its own for what was refused or cut."""
 
     def __init__(self, most: int = 10):
         super().__init__()
@@ -432,7 +432,7 @@ class FewLines(logging.Filter):
         self._second = self._lines = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.msg == _KNOWN:
+        if record.msg in _KNOWN:
             return False
         if self._second != int(record.created):
             left_out = self._lines - self._most

@@ -109,9 +109,10 @@ class Journal:
             self.counts.said(vars(speech) | of)
 
     def _end(self, record: Record) -> None:
-        cut = record.status is None or any(speech.finish_reason == "cancelled" for speech in record.speeches)
-        if self.over and cut and record.error is None:
+        unheard = record.status in (None, 408) or any(each.finish_reason == "cancelled" for each in record.speeches)
+        if self.over and unheard and (record.error is None or record.error.status == 408):
             record.error = ApiError(503, "closing", "the answer was cut: the server has ended")
+            record.status = None if record.status == 408 else record.status
         seconds, error, probe = time.monotonic() - record.begun, record.error, record.path in _PROBES
         if self.spans and not probe:
             self.spans.record(record, seconds)
