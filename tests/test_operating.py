@@ -540,6 +540,12 @@ def test_a_wrong_option_is_refused_by_name(given, capsys, file, variables, words
     assert words in capsys.readouterr().err
 
 
+def test_what_would_not_start_is_not_printed(capsys):
+    assert cli.main(["serve", "--grace-seconds", "-1", "--print-config"]) == 1
+    told = capsys.readouterr()
+    assert told.out == "" and "--grace-seconds must be 0 to" in told.err
+
+
 def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_option(given):
     names = ("SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "METRICS_SERVICE_HOST")
     args = given(PORT="tcp://10.0.0.1:8000", MODEL="", **dict.fromkeys(names, "x"))

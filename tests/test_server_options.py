@@ -38,6 +38,7 @@ GIVEN: dict[str, tuple[Any, list[str]]] = {
     "grace_seconds": (5.0, ["--grace-seconds", "5"]),
     "drain_seconds": (600.0, ["--drain-seconds", "600"]),
     "otlp_endpoint": ("http://127.0.0.1:4318", ["--otlp-endpoint", "http://127.0.0.1:4318"]),
+    "metrics_port": (9100, ["--metrics-port", "9100"]),
     "ssl_certfile": (Path("cert.pem"), ["--ssl-certfile", "cert.pem"]),
     "ssl_keyfile": (Path("key.pem"), ["--ssl-keyfile", "key.pem", *CERT]),
     "ssl_keyfile_password": ("secret", ["--ssl-keyfile-password", "secret", *CERT]),

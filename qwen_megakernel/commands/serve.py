@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.config import ModelConfig
@@ -34,9 +35,9 @@ def serve(args: argparse.Namespace) -> int:
         raise BackendError("--token is empty: give a token, or leave the option out")
     if not 0 <= args.front_processes <= _MOST_FRONTS:
         raise BackendError(f"--front-processes must be 0 to {_MOST_FRONTS}, got {args.front_processes}")
-    if args.print_config:
-        return _print_config(args)
     token = (args.token or "").strip() or None
+    if args.print_config:
+        return _print_config(args, "serve", token=token)
     if token is None and args.keys_file is None and not is_loopback(args.host):
         raise BackendError(f"--host {args.host} can be reached by others: set {TOKEN}, or listen on 127.0.0.1")
     name, config, load = _engine_of_server(args)
@@ -61,7 +62,8 @@ def serve(args: argparse.Namespace) -> int:
     return _end_of_server(run(listener))
 
 
-def _print_config(args: argparse.Namespace) -> int:
+def _print_config(args: argparse.Namespace, entrance: str, **changes: Any) -> int:
+    server_options(args, entrance, **changes)  # refuses what is wrong
     print(printed(args, actions_of(args.parser)))
     return 0
 
@@ -91,7 +93,7 @@ def _end_of_server(code: int) -> int:
 
 def wyoming(args: argparse.Namespace) -> int:
     if args.print_config:
-        return _print_config(args)
+        return _print_config(args, "wyoming")
     try:
         from qwen_megakernel.server.wyoming import api as wyoming_api
     except ModuleNotFoundError as error:
