@@ -142,7 +142,15 @@ class HttpConnection(HttpToolsProtocol):
 
     def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(self.limits.header_s, self.transport.close)
+            self._timer = self.loop.call_later(self.limits.header_s, self._too_late)
+
+    def _too_late(self) -> None:
+        if self._loose and not self.transport.is_closing():
+            words = f"the head of a request took more than {self.limits.header_s:g} s: send it at once"
+            self._refusal = ApiError(408, "idle", words)
+            self.send_400_response("")
+        else:  # nobody has asked for anything
+            self.transport.close()
 
     def _stop_timer(self) -> None:
         if self._timer:
