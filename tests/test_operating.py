@@ -691,3 +691,18 @@ def test_a_request_has_the_spans_of_its_stages_in_the_trace_of_its_client(server
     assert all(span.start_time <= span.end_time for span in made) and "Hi." not in str(
         [span.to_json() for span in made]
     )
+
+
+def test_a_server_ends_although_its_collector_does_not_answer(monkeypatch):
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    closed = threading.Event()
+
+    class Stuck(InMemorySpanExporter):
+        def shutdown(self) -> None:
+            assert closed.wait(PATIENCE_S), "it was waited for"
+
+    monkeypatch.setattr("qwen_megakernel.server.traces._CLOSE_S", 0.05)
+    Traces(SimpleSpanProcessor(Stuck())).close()
+    closed.set()

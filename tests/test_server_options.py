@@ -138,6 +138,17 @@ def test_an_argument_of_ray_leads_to_the_server(on_ray, name):
     assert made == [ServerOptions(token="secret", drain_seconds=60.0, defaults={"normalize": "auto"}, **{name: value})]
 
 
+@pytest.mark.parametrize(
+    "token, keys, only_loopback", [(None, None, True), ("x", None, False), (None, "k.toml", False)]
+)
+def test_on_ray_a_token_or_keys_let_other_machines_in(on_ray, monkeypatch, token, keys, only_loopback):
+    module, added = on_ray[0], []
+    api = SimpleNamespace(add_middleware=lambda kind, **_: added.append(kind), state=SimpleNamespace(metrics=None))
+    monkeypatch.setattr(module, "make_app", lambda *_args, **_options: api)
+    module._make_app(module.Args(device="cpu", keys_file=keys), token)
+    assert (module._OnlyLoopback in added) == only_loopback
+
+
 def test_ray_is_told_every_metric_with_its_labels(on_ray):
     class Gauge:
         def __init__(self, name: str, about: str, labels: tuple[str, ...]):
