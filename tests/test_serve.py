@@ -61,8 +61,8 @@ from qwen_megakernel.errors import KernelFault, OutOfMemoryError, SpeechCutError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError, listed
 from qwen_megakernel.server.app import app_of, make_app
-from qwen_megakernel.server.connections import FewLines
 from qwen_megakernel.server.limits import Limits, OpenCount
+from qwen_megakernel.server.logs import FewLines
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.openai.bodies import BATCH, SPEECH
 from qwen_megakernel.server.options import ServerOptions

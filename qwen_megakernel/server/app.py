@@ -21,10 +21,10 @@ from qwen_megakernel import __version__
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.choices import SOCKET_PATH
 from qwen_megakernel.errors import BackendError
-from qwen_megakernel.server.connections import CountedConnections, FewLines, protocols_of
+from qwen_megakernel.server.connections import CountedConnections, protocols_of
 from qwen_megakernel.server.guard import OPEN, Guard
 from qwen_megakernel.server.limits import OpenCount
-from qwen_megakernel.server.logs import flush
+from qwen_megakernel.server.logs import FewLines, flush
 from qwen_megakernel.server.metrics import AnyMetrics, Metrics, add_state
 from qwen_megakernel.server.omni.api import PATH as STREAM_PATH
 from qwen_megakernel.server.omni.api import Stream

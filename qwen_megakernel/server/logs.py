@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 _MOST_LINES = 10_000  # that wait for standard error; more are dropped, and counted
 _FLUSH_S = 2.0
+_KNOWN = ("Invalid HTTP request received.", "ASGI callable returned without completing response.")
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
@@ -103,6 +104,27 @@ class LogQueue(logging.handlers.QueueHandler):
         end = time.monotonic() + _FLUSH_S
         while self._lines.unfinished_tasks and time.monotonic() < end:
             time.sleep(0.005)
+
+
+class FewLines(logging.Filter):
+    """Lets so many lines a second through, and tells of the others: anyone can make uvicorn log something. Those of
+    `_KNOWN` are left out: the journal has a line of its own for what was refused or cut."""
+
+    def __init__(self, most: int = 10):
+        super().__init__()
+        self._most = most
+        self._second = self._lines = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.msg in _KNOWN:
+            return False
+        if self._second != int(record.created):
+            left_out = self._lines - self._most
+            self._second, self._lines = int(record.created), 0
+            if left_out > 0:
+                record.msg, record.args = f"{record.getMessage()} (and {left_out} more lines)", ()
+        self._lines += 1
+        return self._lines <= self._most
 
 
 def set_up(form: str, *, front: int | None = None) -> Callable[[], None]:
