@@ -166,7 +166,7 @@ wheel: $(VENV)/.installed ## Release | the wheels that the container image insta
 TORCH_CPU ?= --torch-backend cpu
 COMPILE = $(IMAGE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--constraints constraints.txt --find-links dist --no-emit-package spoken-text --custom-compile-command "make lock"
-SERVER = --constraints constraints-cpu.txt --extra serve --extra wyoming pyproject.toml
+SERVER = --constraints constraints-cpu.txt --extra serve --extra traces --extra wyoming pyproject.toml
 lock: $(IMAGE)/.installed wheel ## Release | renew what the container image installs, with hashes
 	$(COMPILE) image/build.in --output-file image/build.txt
 	$(COMPILE) $(SERVER) image/cuda.in --output-file image/cuda.txt

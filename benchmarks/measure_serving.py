@@ -1,21 +1,26 @@
 """What does it cost to have the engine elsewhere? Time to first sound: in this process, over HTTP, over both sockets.
 
-    python benchmarks/measure_serving.py [--size 0.6b|1.7b|demo] [--requests 100] [--device cpu]
+    python benchmarks/measure_serving.py [--size 0.6b|1.7b|demo] [--requests 100] [--device cpu] [--traces]
 
 `qwen-megakernel serve` runs in its own process, on loopback, with the same random weights. This process has an engine
 too. Every round asks each way for the same text, one after the other, so that the differences are paired. Times run
 from the request to its first sound in the client's hands: PCM, or the first bytes of an MP3. Connections stay open, as
 in bots.
+
+With --traces: what do traces and a log as JSON cost? Two servers on one device, one with them and one without, are
+asked by turns. A stand-in for a collector takes the traces.
 """
 
 import argparse
+import contextlib
 import http.client
 import json
 import random
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -115,11 +120,72 @@ def main() -> None:
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
     parser.add_argument("--requests", type=positive, default=100)
     parser.add_argument("--device", help="default: a GPU if there is one")
+    parser.add_argument("--traces", action="store_true", help="what traces and a log as JSON cost, by turns")
     args = parser.parse_args()
     with random_model(args.size) as folder:
-        device = ("--device", args.device) if args.device else ()
-        with server(folder, "--max-streams", "8", *device) as url, TTSEngine.load(folder, device=args.device) as engine:
+        options = ["--max-streams", "8", *(("--device", args.device) if args.device else ())]
+        if args.traces:
+            measure_traces(folder, options, args)
+            return
+        with server(folder, *options) as url, TTSEngine.load(folder, device=args.device) as engine:
             measure(engine, urlsplit(url).port, Path(folder).name, args)
+
+
+@contextlib.contextmanager
+def collector(taken: list[int]) -> Iterator[str]:
+    """The address of a stand-in for a collector of traces. `taken`: bytes of each request to it."""
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            taken.append(len(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_args) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as listener:
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.server_port}"
+        listener.shutdown()
+
+
+def measure_traces(folder: str, options: list[str], args: argparse.Namespace) -> None:
+    model, taken = Path(folder).name, list[int]()
+    times: dict[str, tuple[list[float], list[float]]] = {"HTTP": ([], []), "WebSocket": ([], [])}
+    with collector(taken) as address:
+        more = ("--log-format", "json", "--otlp-endpoint", address)
+        with (
+            server(folder, *options) as plain,
+            server(folder, *options, *more) as traced,
+            contextlib.ExitStack() as stack,
+        ):
+            ports = [urlsplit(url).port for url in (plain, traced)]
+            lines = [stack.enter_context(connect(f"ws://127.0.0.1:{port}/v1/audio/speech/socket")) for port in ports]
+            ways = {
+                "HTTP": [over_http(port, model) for port in ports],
+                "WebSocket": [over_websocket(line, whole=True) for line in lines],
+            }
+            for turn in range(args.requests + 5):
+                text, seed = sentence(), random.randrange(2**31)
+                for way, which in random.sample([(way, which) for way in ways for which in (0, 1)], 4):
+                    time.sleep(random.random() * 0.03)
+                    took = ways[way][which](text, seed)
+                    if turn >= 5:
+                        times[way][which].append(took)
+    if not taken:
+        raise RuntimeError("no traces came to the collector: pip install -e '.[traces]'")
+    print(f"{machine()}, commit {commit()}, {args.size}, {args.requests} requests each, {sum(taken)} bytes of traces")
+    print(f"{'first sound':20}  p50 ms: without  with traces and JSON  added, p50 of the pairs")
+    results = {}
+    for way, (without, traced_ms) in times.items():
+        added = quantile([mine - theirs for mine, theirs in zip(traced_ms, without, strict=True)], 0.5)
+        row = {"without": spread(without), "traces": spread(traced_ms), "added_p50": added}
+        row["added_percent"] = 100 * added / row["without"]["p50"]
+        results[way] = row
+        print(f"{way:20}  {row['without']['p50']:15.2f}  {row['traces']['p50']:20.2f}  {added:5.2f}", end="")
+        print(f" ({row['added_percent']:.1f} %)")
+    print(json.dumps(about(args.size) | {"results": results}))
 
 
 def measure(engine: TTSEngine, port: int, model: str, args: argparse.Namespace) -> None:

@@ -39,6 +39,9 @@ from qwen_megakernel.commands.options import (
     weights_of,
 )
 from qwen_megakernel.errors import memory_told
+from qwen_megakernel.server.logs import flush, set_up
+
+log = logging.getLogger(__name__)
 
 
 class _Printable(logging.Formatter):
@@ -52,9 +55,13 @@ def main(argv: list[str] | None = None, imported: Callable[[], None] = lambda: N
     """Run a command line; None: the process's. `imported`: called once the command's code is there. Returns the
     process's exit code."""
     args = make_parser().parse_args(argv)
-    function = function_of(args)
-    imported()
-    return run(args, function)
+    undo = set_up(form) if (form := getattr(args, "log_format", None)) else lambda: None
+    try:
+        function = function_of(args)
+        imported()
+        return run(args, function)
+    finally:
+        undo()
 
 
 def function_of(args: argparse.Namespace) -> Callable[[argparse.Namespace], int]:
@@ -74,13 +81,32 @@ def run(args: argparse.Namespace, function: Callable[[argparse.Namespace], int])
         with memory_told():
             return function(args)
     except TTSError as error:
-        print(told(error, args), file=sys.stderr)
+        _say(told(error, args), args)
         return 1
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _say("interrupted", args, logging.INFO)
         return 130
     except BrokenPipeError:  # the process that read our PCM is gone
         return 1
+    except Exception:
+        if not _logs_json(args):
+            raise
+        log.critical("the command has failed", exc_info=True)
+        return 1
+
+
+def _logs_json(args: argparse.Namespace) -> bool:
+    """Each line on standard error must be an object."""
+    return getattr(args, "log_format", None) == "json"
+
+
+def _say(words: str, args: argparse.Namespace, level: int = logging.ERROR) -> None:
+    """Tell why the command ends, behind what its log still holds."""
+    if _logs_json(args):
+        log.log(level, words)
+    else:
+        flush()
+        print(words, file=sys.stderr)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -11,6 +11,7 @@ import shutil
 import ssl
 import subprocess
 import threading
+import warnings
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from serving import TEXT, access, connect, fronts_of, get, post, ready, running, small_demo
+from serving import TEXT, access, connect, fronts_of, get, post, ready, running, small_demo, stream
 from waiting import PATIENCE_S, until
 from websockets.exceptions import InvalidStatus
 
@@ -195,6 +196,35 @@ def test_no_client_can_make_up_a_line_of_text():
     record.fields = {"path": '/a b"\n2026 ERROR', "key": ""}
     line = logs.TextFormatter().format(record)
     assert line.endswith(' INFO access request path="/a b\\"\\n2026 ERROR" key=""') and "\n" not in line
+
+
+def test_each_line_of_a_server_is_json_to_the_last(monkeypatch, capfd):
+    """Also a wrong option, Python's warnings, and what ends a thread or the command."""
+
+    def broken(_args) -> int:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("a part is old", UserWarning, stacklevel=1)
+        thread = threading.Thread(target=lambda: [][0], name="some")
+        thread.start()
+        thread.join()
+        raise ValueError("two\nlines")
+
+    words = ["serve", "--log-format", "json"]
+    assert cli.main([*words, "--model", "/nowhere"]) == 1
+    monkeypatch.setattr(cli, "function_of", lambda args: broken)
+    assert cli.main(words) == 1
+    wrong, warned, thread, failed = map(json.loads, capfd.readouterr().err.splitlines())
+    assert wrong["message"].startswith("error: no folder '/nowhere'") and wrong["level"] == "ERROR"
+    assert "a part is old" in warned["message"] and warned["level"] == "WARNING"
+    assert "IndexError" in thread["traceback"] and "some" in thread["message"]
+    assert "ValueError: two\nlines" in failed["traceback"] and failed["level"] == "CRITICAL"
+
+
+def test_files_for_tls_that_cannot_be_used_are_named(tmp_path, capsys):
+    (tmp_path / "cert.pem").write_text("no certificate")
+    assert cli.main(["serve", "--ssl-certfile", str(tmp_path / "cert.pem")]) == 1
+    assert f"error: the files for TLS, {tmp_path / 'cert.pem'}, cannot be used" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- metrics
@@ -415,6 +445,21 @@ def test_the_proxies_pass_on_what_sockets_and_streams_need(tmp_path):
         subprocess.run([program, "-t", "-c", str(tmp_path / "nginx.conf")], check=True)
 
 
+def test_speech_that_the_servers_end_has_cut_is_told_as_such(server, caplog):
+    """Not as that of a client that has left."""
+    asked = {"model": "demo", "input": " ".join([TEXT] * 20), "voice": "ada", "response_format": "pcm"}
+    before = total(get(f"{server.url}/metrics").text, "refusals_total", reason="closing")
+    try:
+        with stream("POST", server.url + SPEECH, json=asked) as answer:
+            next(answer.iter_raw())
+            server.service.journal.over = True
+        told = access(caplog, 1)[0]
+    finally:
+        server.service.journal.over = False
+    assert (told["status"], told["code"], told["finish_reason"]) == (200, "closing", "cancelled")
+    assert total(get(f"{server.url}/metrics").text, "refusals_total", reason="closing") == before + 1
+
+
 # ---------------------------------------------------------------- options from everywhere
 
 
@@ -493,6 +538,12 @@ def test_a_wrong_option_is_refused_by_name(given, capsys, file, variables, words
     with pytest.raises(SystemExit):
         given(file=file, **variables)
     assert words in capsys.readouterr().err
+
+
+def test_what_would_not_start_is_not_printed(capsys):
+    assert cli.main(["serve", "--grace-seconds", "-1", "--print-config"]) == 1
+    told = capsys.readouterr()
+    assert told.out == "" and "--grace-seconds must be 0 to" in told.err
 
 
 def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_option(given):
@@ -640,3 +691,18 @@ def test_a_request_has_the_spans_of_its_stages_in_the_trace_of_its_client(server
     assert all(span.start_time <= span.end_time for span in made) and "Hi." not in str(
         [span.to_json() for span in made]
     )
+
+
+def test_a_server_ends_although_its_collector_does_not_answer(monkeypatch):
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    closed = threading.Event()
+
+    class Stuck(InMemorySpanExporter):
+        def shutdown(self) -> None:
+            assert closed.wait(PATIENCE_S), "it was waited for"
+
+    monkeypatch.setattr("qwen_megakernel.server.traces._CLOSE_S", 0.05)
+    Traces(SimpleSpanProcessor(Stuck())).close()
+    closed.set()

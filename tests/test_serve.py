@@ -61,8 +61,8 @@ from qwen_megakernel.errors import KernelFault, OutOfMemoryError, SpeechCutError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError, listed
 from qwen_megakernel.server.app import app_of, make_app
-from qwen_megakernel.server.connections import FewLines
 from qwen_megakernel.server.limits import Limits, OpenCount
+from qwen_megakernel.server.logs import FewLines
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.openai.bodies import BATCH, SPEECH
 from qwen_megakernel.server.options import ServerOptions
@@ -349,8 +349,8 @@ def test_a_body_that_never_comes_is_not_waited_for():
             assert b" 408 " in line.recv(4096).split(b"\r\n")[0]
 
 
-def test_a_connection_that_says_nothing_is_closed():
-    with running(small_demo, limits=Limits(header_s=2.0)) as server:
+def test_a_connection_that_says_nothing_or_half_a_head_is_closed(caplog):
+    with caplog.at_level(logging.INFO), running(small_demo, limits=Limits(header_s=2.0)) as server:
         until(lambda: server.service.state == "ready")
         used = http.client.HTTPConnection("127.0.0.1", server.port)
         used.auto_open = 0  # once it is closed, it stays so
@@ -366,9 +366,11 @@ def test_a_connection_that_says_nothing_is_closed():
         lines = [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) for _ in range(20)]
         for line in lines[::2]:
             line.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nHost: local")
-        assert [line.recv(100) for line in lines] == [b""] * 20
+        assert [line.recv(100).partition(b"\r")[0] for line in lines] == [b"HTTP/1.1 408 Request Timeout", b""] * 10
         for line in lines:
             line.close()
+        late = [each.fields for each in caplog.records if each.name == "qwen_megakernel.access"]
+        assert [(told["status"], told["code"]) for told in late] == [(408, "idle")] * 10
         assert ready(), "a connection that was used is not closed after the same time"
         used.close()
 

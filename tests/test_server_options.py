@@ -38,6 +38,7 @@ GIVEN: dict[str, tuple[Any, list[str]]] = {
     "grace_seconds": (5.0, ["--grace-seconds", "5"]),
     "drain_seconds": (600.0, ["--drain-seconds", "600"]),
     "otlp_endpoint": ("http://127.0.0.1:4318", ["--otlp-endpoint", "http://127.0.0.1:4318"]),
+    "metrics_port": (9100, ["--metrics-port", "9100"]),
     "ssl_certfile": (Path("cert.pem"), ["--ssl-certfile", "cert.pem"]),
     "ssl_keyfile": (Path("key.pem"), ["--ssl-keyfile", "key.pem", *CERT]),
     "ssl_keyfile_password": ("secret", ["--ssl-keyfile-password", "secret", *CERT]),
@@ -135,6 +136,17 @@ def test_an_argument_of_ray_leads_to_the_server(on_ray, name):
     written = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
     module._make_app(module.Args(device="cpu", normalize="auto", **{name: written}), "secret")
     assert made == [ServerOptions(token="secret", drain_seconds=60.0, defaults={"normalize": "auto"}, **{name: value})]
+
+
+@pytest.mark.parametrize(
+    "token, keys, only_loopback", [(None, None, True), ("x", None, False), (None, "k.toml", False)]
+)
+def test_on_ray_a_token_or_keys_let_other_machines_in(on_ray, monkeypatch, token, keys, only_loopback):
+    module, added = on_ray[0], []
+    api = SimpleNamespace(add_middleware=lambda kind, **_: added.append(kind), state=SimpleNamespace(metrics=None))
+    monkeypatch.setattr(module, "make_app", lambda *_args, **_options: api)
+    module._make_app(module.Args(device="cpu", keys_file=keys), token)
+    assert (module._OnlyLoopback in added) == only_loopback
 
 
 def test_ray_is_told_every_metric_with_its_labels(on_ray):

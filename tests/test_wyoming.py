@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import yaml
@@ -38,7 +39,7 @@ from qwen_megakernel.server.limits import Limits  # noqa: E402
 from qwen_megakernel.server.options import ServerOptions  # noqa: E402
 from qwen_megakernel.server.process import ENGINE_GONE, bind  # noqa: E402
 from qwen_megakernel.server.service import EngineService  # noqa: E402
-from qwen_megakernel.server.wyoming.api import WyomingServer  # noqa: E402
+from qwen_megakernel.server.wyoming.api import WyomingServer, tell_metrics  # noqa: E402
 from qwen_megakernel.speech.session import SpeechSession  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
@@ -392,6 +393,30 @@ def test_what_is_wrong_is_told_and_logged_once_and_ends_the_connection(server, e
     (refused,) = (fields for fields in logged if "code" in fields)
     assert refused["code"] == code and refused["protocol"] == "wyoming" and refused["client"] == "127.0.0.1"
     assert {fields["request_id"] for fields in logged} == {refused["request_id"]} and TEXT not in str(logged)
+
+
+def test_prometheus_is_told_of_each_request_and_refusal(server):
+    listener = tell_metrics(server.server, "127.0.0.1", 0)
+    try:
+        ask(server, Synthesize(TEXT), last=AudioStop)
+        ask(server, Synthesize(TEXT, SynthesizeVoice(name="nobody")))
+        server.at_rest()
+        with urlopen(f"http://127.0.0.1:{listener.server_port}/metrics") as answer:
+            told = answer.read().decode()
+    finally:
+        server.service.journal.counts = None
+        listener.shutdown()
+        listener.server_close()
+    ended, key = 'qwen_megakernel_requests_total{key="",path="wyoming",protocol="wyoming",status="%d"} 1.0\n', 'key=""'
+    assert ended % 200 in told and ended % 400 in told
+    assert f'qwen_megakernel_refusals_total{{{key},protocol="wyoming",reason="invalid"}} 1.0\n' in told
+    assert 'finish_reason="eos"' in told and "qwen_megakernel_connections 0.0" in told
+
+
+def test_a_port_for_metrics_that_is_taken_is_told(server):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(BackendError, match="--metrics-port"):
+        tell_metrics(server.server, "127.0.0.1", taken.getsockname()[1])
+    server.service.journal.counts = None
 
 
 def answer(server: Running, text: str, streams: bool) -> Heard:

@@ -30,7 +30,7 @@ PROJECT, TEXT = (
     for folder in ("", "packages/spoken-text")
 )
 EXTRAS = PROJECT["optional-dependencies"]
-LINES = PROJECT["dependencies"] + EXTRAS["serve"] + EXTRAS["wyoming"] + TEXT["dependencies"]
+LINES = PROJECT["dependencies"] + EXTRAS["serve"] + EXTRAS["traces"] + EXTRAS["wyoming"] + TEXT["dependencies"]
 SERVER = [needed for needed in map(Requirement, LINES) if needed.name != TEXT["name"]]  # of others
 CACHE = "/home/tts/cache"
 ENTRY = re.compile(r"^([a-z0-9-]+)==(\S+)( ; .+)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n", re.M)

@@ -357,7 +357,7 @@ def add_server_options(parser: CommandParser, entrance: str, *, streams: int) ->
         if kind is bool:
             how |= {"action": argparse.BooleanOptionalAction, "default": None}
         elif get_origin(kind) is types.UnionType:
-            how |= {"metavar": row.metavar, "type": get_args(kind)[0]}
+            how |= {"metavar": row.metavar, "type": an_integer if get_args(kind)[0] is int else get_args(kind)[0]}
         elif kind in (str, float):
             how |= {"metavar": row.metavar, "default": default, "help": f"{row.about}; default: %(default)s"}
             how |= {"choices": LOG_FORMATS} if name == "log_format" else {"type": a_number}

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.config import ModelConfig
@@ -16,7 +17,6 @@ from qwen_megakernel.commands.config import actions_of, printed
 from qwen_megakernel.commands.options import engine_options, server_options
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.server.limits import allow_files
-from qwen_megakernel.server.logs import set_up
 from qwen_megakernel.server.process import bind, check_model, is_loopback, load_for_good
 from qwen_megakernel.server.service import EngineService
 
@@ -35,9 +35,9 @@ def serve(args: argparse.Namespace) -> int:
         raise BackendError("--token is empty: give a token, or leave the option out")
     if not 0 <= args.front_processes <= _MOST_FRONTS:
         raise BackendError(f"--front-processes must be 0 to {_MOST_FRONTS}, got {args.front_processes}")
-    if args.print_config:
-        return _print_config(args)
     token = (args.token or "").strip() or None
+    if args.print_config:
+        return _print_config(args, "serve", token=token)
     if token is None and args.keys_file is None and not is_loopback(args.host):
         raise BackendError(f"--host {args.host} can be reached by others: set {TOKEN}, or listen on 127.0.0.1")
     name, config, load = _engine_of_server(args)
@@ -51,21 +51,19 @@ def serve(args: argparse.Namespace) -> int:
         words = "--allow-upload needs --front-processes 0: only one front process would know a new voice"
         raise RequestError(f"{words}. Put voices into --voices, or let requests bring them with --allow-clone")
     options = server_options(args, "serve", token=token)
-    undo = set_up(options.log_format)
-    try:
-        options = replace(options, limits=allow_files(options.limits))
-        if args.front_processes:
-            run = Fronts(load, options, model=name, config=config, count=args.front_processes).serve
-        else:
-            run = partial(http.serve, http.make_app(load, options, model=name, config=config))
-        listener = bind(args.host, args.port)
-        log.info("serving %s on http%s://%s", name, "s" * bool(args.ssl_certfile), _address(args.host, listener))
-        return _end_of_server(run(listener))
-    finally:
-        undo()
+    http.check_certificate(options)
+    options = replace(options, limits=allow_files(options.limits))
+    if args.front_processes:
+        run = Fronts(load, options, model=name, config=config, count=args.front_processes).serve
+    else:
+        run = partial(http.serve, http.make_app(load, options, model=name, config=config))
+    listener = bind(args.host, args.port)
+    log.info("serving %s on http%s://%s", name, "s" * bool(args.ssl_certfile), _address(args.host, listener))
+    return _end_of_server(run(listener))
 
 
-def _print_config(args: argparse.Namespace) -> int:
+def _print_config(args: argparse.Namespace, entrance: str, **changes: Any) -> int:
+    server_options(args, entrance, **changes)  # refuses what is wrong
     print(printed(args, actions_of(args.parser)))
     return 0
 
@@ -95,7 +93,7 @@ def _end_of_server(code: int) -> int:
 
 def wyoming(args: argparse.Namespace) -> int:
     if args.print_config:
-        return _print_config(args)
+        return _print_config(args, "wyoming")
     try:
         from qwen_megakernel.server.wyoming import api as wyoming_api
     except ModuleNotFoundError as error:
@@ -107,15 +105,11 @@ def wyoming(args: argparse.Namespace) -> int:
             raise BackendError(f"--host {args.host} {why}: on a network that you trust, give --allow-network")
     name, config, load = _engine_of_server(args)
     options = server_options(args, "wyoming")
-    undo = set_up(options.log_format)
-    try:
-        options = replace(options, limits=allow_files(options.limits))
-        service = EngineService(load, options, model=name, config=config)
-        listener = bind(args.host, args.port)
-        where = _address(args.host, listener)
-        if not is_loopback(args.host):
-            log.warning("everybody who reaches %s can use it: Wyoming has no token", where)
-        log.info("serving %s on tcp://%s once it is ready", name, where)
-        return _end_of_server(wyoming_api.serve(service, listener))
-    finally:
-        undo()
+    options = replace(options, limits=allow_files(options.limits))
+    service = EngineService(load, options, model=name, config=config)
+    listener = bind(args.host, args.port)
+    where = _address(args.host, listener)
+    if not is_loopback(args.host):
+        log.warning("everybody who reaches %s can use it: Wyoming has no token", where)
+    log.info("serving %s on tcp://%s once it is ready", name, where)
+    return _end_of_server(wyoming_api.serve(service, listener))

@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
+from contextvars import Context
 from functools import partial
 from typing import Any
 
@@ -19,10 +20,11 @@ from starlette.websockets import WebSocket
 from qwen_megakernel import __version__
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.choices import SOCKET_PATH
-from qwen_megakernel.server.connections import CountedConnections, FewLines, protocols_of
+from qwen_megakernel.errors import BackendError
+from qwen_megakernel.server.connections import CountedConnections, protocols_of
 from qwen_megakernel.server.guard import OPEN, Guard
 from qwen_megakernel.server.limits import OpenCount
-from qwen_megakernel.server.logs import flush
+from qwen_megakernel.server.logs import FewLines, flush
 from qwen_megakernel.server.metrics import AnyMetrics, Metrics, add_state
 from qwen_megakernel.server.omni.api import PATH as STREAM_PATH
 from qwen_megakernel.server.omni.api import Stream
@@ -163,6 +165,20 @@ def config_of(app: FastAPI, **more: Any) -> uvicorn.Config:
     return config
 
 
+def check_certificate(options: ServerOptions) -> None:
+    """Raises BackendError: the files for TLS cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        if options.ssl_certfile:
+            _renew(context, options)
+        if options.ssl_ca_certs:
+            context.load_verify_locations(options.ssl_ca_certs)
+    except OSError as error:
+        files = [str(path) for path in (options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs) if path]
+        words = f"the files for TLS, {', '.join(files)}, cannot be used: {error.strerror or error}"
+        raise BackendError(f"{words}; give a certificate and its key, PEM") from None
+
+
 def _renew(context: ssl.SSLContext, options: ServerOptions) -> None:
     """New connections get the certificate as its files are now. A first context tries it: where the key does not fit
     yet, the served one would be left without either."""
@@ -186,7 +202,8 @@ class _Server(uvicorn.Server):
         else:
             self._stopping = True
             loop = asyncio.get_running_loop()
-            loop.call_soon_threadsafe(lambda: loop.create_task(self._drain_and_exit(sig, frame)))
+            begin = lambda: loop.create_task(self._drain_and_exit(sig, frame))  # noqa: E731
+            loop.call_soon_threadsafe(begin, context=Context())  # the signal may come amid a request's code
 
     async def _drain_and_exit(self, sig: int, frame) -> None:
         open_now, options = len(self._service.sessions), self._service.options
@@ -203,6 +220,7 @@ class _Server(uvicorn.Server):
             for connection in list(ours):
                 connection.drop()
 
+        self._service.journal.over = True
         late = asyncio.get_running_loop().call_later(_LINGER_S, drop_all)
         await super().shutdown(sockets)
         late.cancel()

@@ -32,7 +32,6 @@ The plan for leaving these overrides; each step deletes what it makes needless:
 
 import asyncio
 import json
-import logging
 import time
 from typing import Any
 
@@ -52,7 +51,6 @@ _BUSY = ApiError(503, "busy", "too many connections are open; try again", True)
 _MOST_IGNORED = 16 << 20  # bytes, more than a recording has: a client may send all of it before it reads an error
 _SLICE, _READ_S = 512, 0.002  # bytes and seconds: a frame takes up to 20 us, and 256 KB may come at once
 _BAD_HANDSHAKE = STATUS_LINE[400] + b"connection: close\r\ncontent-length: 0\r\n\r\n"
-_KNOWN = "Invalid HTTP request received."
 _POLICY, _NOT_UTF8, _TOO_BIG = 1008, 1007, 1009  # closing codes (RFC 6455)
 
 
@@ -142,7 +140,15 @@ class HttpConnection(HttpToolsProtocol):
 
     def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(self.limits.header_s, self.transport.close)
+            self._timer = self.loop.call_later(self.limits.header_s, self._too_late)
+
+    def _too_late(self) -> None:
+        if self._loose and not self.transport.is_closing():
+            words = f"the head of a request took more than {self.limits.header_s:g} s: send it at once"
+            self._refusal = ApiError(408, "idle", words)
+            self.send_400_response("")
+        else:  # nobody has asked for anything
+            self.transport.close()
 
     def _stop_timer(self) -> None:
         if self._timer:
@@ -420,27 +426,6 @@ class SocketConnection(WebSocketsSansIOProtocol):
         if pong and not self.transport.is_closing():
             self.transport.write(pong)
         super().resume_writing()
-
-
-class FewLines(logging.Filter):
-    """Lets so many lines a second through, and tells of the others: anyone can make uvicorn log something. `_KNOWN` is
-    left out: the journal has a line of its own for it."""
-
-    def __init__(self, most: int = 10):
-        super().__init__()
-        self._most = most
-        self._second = self._lines = 0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.msg == _KNOWN:
-            return False
-        if self._second != int(record.created):
-            left_out = self._lines - self._most
-            self._second, self._lines = int(record.created), 0
-            if left_out > 0:
-                record.msg, record.args = f"{record.getMessage()} (and {left_out} more lines)", ()
-        self._lines += 1
-        return self._lines <= self._most
 
 
 def protocols_of(limits: Limits, count: OpenCount, journal: Journal) -> tuple[type[Any], type[Any]]:

@@ -40,6 +40,7 @@ class Journal:
     Attributes:
         counts: None: nothing is counted.
         spans: None: there are no traces.
+        over: the server has ended: what is not answered yet was cut by it, not by its client.
     """
 
     def __init__(self, spans: Spans | None, *, log_texts: bool):
@@ -47,6 +48,7 @@ class Journal:
         self._log_texts = log_texts
         self.counts: Counts | None = None
         self.spans = spans
+        self.over = False
 
     def close(self) -> None:
         """Send what was not sent yet."""
@@ -107,6 +109,10 @@ class Journal:
             self.counts.said(vars(speech) | of)
 
     def _end(self, record: Record) -> None:
+        unheard = record.status in (None, 408) or any(each.finish_reason == "cancelled" for each in record.speeches)
+        if self.over and unheard and (record.error is None or record.error.status == 408):
+            record.error = ApiError(503, "closing", "the answer was cut: the server has ended")
+            record.status = None if record.status == 408 else record.status
         seconds, error, probe = time.monotonic() - record.begun, record.error, record.path in _PROBES
         if self.spans and not probe:
             self.spans.record(record, seconds)

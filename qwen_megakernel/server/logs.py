@@ -3,16 +3,21 @@
 import json
 import logging
 import logging.handlers
+import os
 import queue
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from qwen_megakernel.server.records import CURRENT
 
+log = logging.getLogger(__name__)
+
 _MOST_LINES = 10_000  # that wait for standard error; more are dropped, and counted
 _FLUSH_S = 2.0
+_KNOWN = ("Invalid HTTP request received.", "ASGI callable returned without completing response.")
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
@@ -101,8 +106,30 @@ class LogQueue(logging.handlers.QueueHandler):
             time.sleep(0.005)
 
 
+class FewLines(logging.Filter):
+    """Lets so many lines a second through, and tells of the others: anyone can make uvicorn log something. Those of
+    `_KNOWN` are left out: the journal has a line of its own for what was refused or cut."""
+
+    def __init__(self, most: int = 10):
+        super().__init__()
+        self._most = most
+        self._second = self._lines = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.msg in _KNOWN:
+            return False
+        if self._second != int(record.created):
+            left_out = self._lines - self._most
+            self._second, self._lines = int(record.created), 0
+            if left_out > 0:
+                record.msg, record.args = f"{record.getMessage()} (and {left_out} more lines)", ()
+        self._lines += 1
+        return self._lines <= self._most
+
+
 def set_up(form: str, *, front: int | None = None) -> Callable[[], None]:
-    """Let all loggers of this process write to standard error in this form. Returns what undoes it.
+    """Let all loggers of this process write to standard error in this form, also Python's warnings and what ends a
+    thread. Returns what undoes it.
 
     Args:
         form: one of `LOG_FORMATS`.
@@ -111,14 +138,24 @@ def set_up(form: str, *, front: int | None = None) -> Callable[[], None]:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root, lines = logging.getLogger(), LogQueue(handler, {} if front is None else {"front": front})
-    before = root.handlers
+    before, hook = root.handlers, threading.excepthook
     root.handlers = [lines, *(other for other in before if type(other) is not logging.StreamHandler)]
+    logging.captureWarnings(True)
+    threading.excepthook = _thread_ended
+    if form == "json":
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they are no lines
 
     def undo() -> None:
-        root.handlers = before
+        root.handlers, threading.excepthook = before, hook
+        logging.captureWarnings(False)
         lines.close()
 
     return undo
+
+
+def _thread_ended(how: threading.ExceptHookArgs) -> None:
+    told: Any = (how.exc_type, how.exc_value, how.exc_traceback)
+    log.critical("the thread %s has ended", how.thread and how.thread.name, exc_info=told)
 
 
 def flush() -> None:

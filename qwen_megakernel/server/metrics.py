@@ -55,11 +55,15 @@ class AnyMetrics(Counts, Protocol):
 
 
 class Metrics:
-    """Any thread may call its methods."""
+    """Any thread may call its methods.
+
+    Attributes:
+        registry: of prometheus_client.
+    """
 
     def __init__(self, service: EngineService, sockets: OpenCount, connections: OpenCount):
         self._model = service.model
-        self._registry = where = CollectorRegistry()
+        self.registry = where = CollectorRegistry()
         ProcessCollector(registry=where)
         where.register(_EngineCollector(service))
         for name, words, count in (
@@ -124,7 +128,7 @@ class Metrics:
 
     def families(self) -> list[Metric]:
         """All metrics, as the library has them."""
-        return list(self._registry.collect())
+        return list(self.registry.collect())
 
     async def told(self, accept: str) -> tuple[bytes, str]:
         return self.text(accept)
@@ -135,7 +139,7 @@ class Metrics:
             encode, media = choose_encoder(accept)
         except (TypeError, ValueError):  # the header's version is not a number
             encode, media = choose_encoder("")
-        return encode(self._registry), media
+        return encode(self.registry), media
 
 
 class _EngineCollector(Collector):

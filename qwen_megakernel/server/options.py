@@ -23,6 +23,7 @@ _KEYS = "TOML file of keys that clients may send, with names and limits (docs/op
 _GRACE = "seconds after SIGTERM in which new requests are still taken, while routers learn of it"
 _DRAIN = "seconds that running speech has to end after that"
 _OTLP = "send traces to this OpenTelemetry collector over HTTP, such as http://localhost:4318"
+_METRICS = "let Prometheus ask for metrics at this port of --host"
 _CA = "certificates of authorities, PEM: every client must show a certificate by one of them"
 _ORIGIN = "let web pages of this origin use the server, such as https://example.com; '*' needs a token"
 
@@ -73,7 +74,7 @@ class ServerOptions:
     openai_voices: bool = False
     lexicon_file: Path | None = None
     token: Annotated[str | None, Row(f"token that clients must send; safer in the environment variable {TOKEN}")] = None
-    keys_file: Annotated[Path | None, Row(_KEYS, metavar="FILE")] = None
+    keys_file: Annotated[Path | None, Row(_KEYS, _NAMED, "FILE")] = None
     allow_upload: Annotated[bool, Row("let clients make voices from recordings (Base)")] = False
     allow_clone: Annotated[bool, Row("let a request bring the recording of its voice along (Base)")] = False
     allow_origins: Annotated[tuple[str, ...], Row(_ORIGIN, metavar="ORIGIN", typed="allow-origin")] = ()
@@ -83,6 +84,7 @@ class ServerOptions:
     grace_seconds: Annotated[float, Row(_GRACE, _COMMANDS, "S")] = 0.0
     drain_seconds: Annotated[float, Row(_DRAIN, _COMMANDS, "S")] = 60.0
     otlp_endpoint: Annotated[str | None, Row(_OTLP, _ALL, "URL")] = None
+    metrics_port: Annotated[int | None, Row(_METRICS, ("wyoming",), "PORT")] = None
     ssl_certfile: Annotated[Path | None, Row("certificate for TLS, PEM; read again on renewal", metavar="FILE")] = None
     ssl_keyfile: Annotated[Path | None, Row("its private key, if that is in a file of its own", metavar="FILE")] = None
     ssl_keyfile_password: Annotated[str | None, Row("password of the private key", metavar="PASSWORD")] = None

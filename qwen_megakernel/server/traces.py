@@ -3,6 +3,7 @@ measures anyway, and but for the first one by a thread of their own: all take 0.
 (docs/log/2026-11-28.md#log-metrics-traces)."""
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +14,7 @@ from qwen_megakernel.server.records import Record, Speech
 _VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _VOCODER = "first_chunk"  # in `Timings`: the vocoder, and further frames of the first chunk
 _NS = 1_000_000_000
+_CLOSE_S = 3.0
 
 
 def spans_of(endpoint: str | None) -> "Traces | None":
@@ -95,5 +97,8 @@ class Traces:
         span.end(max(at, speech.begun_ns + round(speech.compute_s * _NS)))
 
     def close(self) -> None:
+        """Send what was not sent yet, for a moment at most: the collector may be gone."""
         self._thread.shutdown()
-        self._provider.shutdown()
+        last = threading.Thread(target=self._provider.shutdown, daemon=True)
+        last.start()
+        last.join(_CLOSE_S)

@@ -17,6 +17,8 @@ from qwen_megakernel.server.logs import set_up
 from qwen_megakernel.server.options import ServerOptions
 from qwen_megakernel.server.service import EngineService
 
+log = logging.getLogger(__name__)
+
 _SWITCH_S = 0.0005
 """The interpreter's switch interval. By Python's 5 ms a thread that cuts a long text would hold up the event loop."""
 
@@ -69,6 +71,16 @@ def run_front(place: Place, options: ServerOptions, model: str) -> None:
     set_up(options.log_format, front=place.index + 1)
     logging.getLogger("qwen_megakernel").setLevel(place.log_level)
     sys.setswitchinterval(_SWITCH_S)
+    try:
+        code = _serve(place, options, model)
+    except Exception:  # multiprocessing would print it, which is no line of the log
+        log.critical("a front has failed", exc_info=True)
+        code = 1
+    logging.shutdown()
+    os._exit(code)  # a thread may still wait for the engine's process
+
+
+def _serve(place: Place, options: ServerOptions, model: str) -> int:
     listener = socket.socket(place.family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -77,6 +89,4 @@ def run_front(place: Place, options: ServerOptions, model: str) -> None:
     connections, sockets = (OpenCount(numbers, place.index) for numbers in (place.connections, place.sockets))
     service = FrontService(link, place.line, options, model=model)
     app = app_of(service, RemoteMetrics(link), connections, sockets, until_ready=place.later)
-    code = serve(app, listener)
-    logging.shutdown()
-    os._exit(code)  # a thread may still wait for the engine's process
+    return serve(app, listener)

@@ -166,14 +166,20 @@ class Fronts:
             exit_within(2 * _SHUTDOWN_S)
         else:
             service.state = "draining"
-            for front in self._fronts:
-                if not front.line.up:  # nobody speaks there, and it does not hear SIGINT while it imports
-                    front.process.kill()
-                    continue
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(front.process.pid, self._signals[0])
+            self._pass_on()
+        told = 1
         while any(front.process.is_alive() for front in self._fronts) and time.monotonic() < end:
-            if len(self._signals) > 1:  # at once
-                return
+            if len(self._signals) > told:  # at once, but their logs tell what was cut
+                told, end = len(self._signals), min(end, time.monotonic() + _SHUTDOWN_S)
+                self._pass_on()
             self._stop.clear()
             await self._tell()
+
+    def _pass_on(self) -> None:
+        """Send the last signal to the fronts."""
+        for front in self._fronts:
+            if not front.line.up:  # nobody speaks there, and it does not hear SIGINT while it imports
+                front.process.kill()
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(front.process.pid, self._signals[-1])

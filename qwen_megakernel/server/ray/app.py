@@ -147,8 +147,9 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
     api = make_app(lambda: load_for_good(args.model, options), server, model=model, until_ready=True)
     threading.Thread(target=_export, args=(api.state.metrics,), name="qwen_megakernel metrics", daemon=True).start()
     api.add_middleware(_NameReplica, replica=serve.get_replica_context().replica_tag)
-    if token is None:
-        log.warning("%s is not set: the server answers only clients on their proxy's own machine", TOKEN)
+    if token is None and args.keys_file is None:
+        words = "without %s and keys_file the server answers only clients on their proxy's own machine"
+        log.warning(words, TOKEN)
         api.add_middleware(_OnlyLoopback)
     return api
 

@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 from typing import Any
+from wsgiref.simple_server import WSGIServer
 
 from wyoming.event import Event
 from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
@@ -12,6 +13,7 @@ from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
 from qwen_megakernel import __version__
 from qwen_megakernel.errors import BackendError, TTSError
 from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.limits import OpenCount
 from qwen_megakernel.server.logs import flush
 from qwen_megakernel.server.process import END_S, ENGINE_GONE, drop_stalled, exit_within
 from qwen_megakernel.server.service import EngineService
@@ -24,10 +26,15 @@ log = logging.getLogger(__name__)
 
 
 class WyomingServer:
-    """A Wyoming server over TCP. Make it and run it in one event loop."""
+    """A Wyoming server over TCP. Make it and run it in one event loop.
+
+    Attributes:
+        open: counts its connections.
+    """
 
     def __init__(self, service: EngineService):
         self.service = service
+        self.open = OpenCount()
         self.info: Event | None = None
         self._stopping = asyncio.Event()
         self._at_once = asyncio.Event()
@@ -60,6 +67,7 @@ class WyomingServer:
             if service.wrong_default:  # starting it again would not help
                 raise service.wrong_default
         finally:
+            service.journal.over = True
             listener.close()
             await cancelled(list(self._connections))
             await service.close()
@@ -96,7 +104,12 @@ class WyomingServer:
             job = connection.refuse(ApiError(503, "busy", "too many connections are open; try again", True))
         task = asyncio.create_task(job)  # our own task: asyncio logs an error if one of its tasks is cancelled
         self._connections[task] = connection
-        task.add_done_callback(lambda task: self._connections.pop(task, None))
+        self.open.here = len(self._connections)
+        task.add_done_callback(self._closed)
+
+    def _closed(self, task: asyncio.Task[None]) -> None:
+        self._connections.pop(task, None)
+        self.open.here = len(self._connections)
 
 
 def _info(service: EngineService) -> Event:
@@ -113,6 +126,23 @@ def _info(service: EngineService) -> Event:
     ]
     about |= {"name": "qwen_megakernel", "description": f"Qwen3-TTS: {service.model}"}
     return Info(tts=[TtsProgram(voices=voices, supports_synthesize_streaming=True, **about)]).event()
+
+
+def tell_metrics(server: WyomingServer, host: str, port: int) -> WSGIServer:
+    """Count what the server does, and answer Prometheus at this port from a thread of its own. Returns what answers.
+    Raises BackendError: packages are missing, or the port is taken."""
+    try:
+        from prometheus_client import start_http_server
+
+        from qwen_megakernel.server.metrics import Metrics
+    except ModuleNotFoundError as error:
+        raise BackendError(f"--metrics-port needs {error.name}: in the checkout, pip install -e '.[serve]'") from None
+    server.service.journal.counts = metrics = Metrics(server.service, OpenCount(), server.open)
+    try:
+        listener, _ = start_http_server(port, host, metrics.registry)
+    except (OSError, OverflowError) as error:
+        raise BackendError(f"cannot listen on {host}:{port}: {error}; choose another --metrics-port") from None
+    return listener
 
 
 # ---------------------------------------------------------------- the process
@@ -138,6 +168,8 @@ def serve(service: EngineService, listener: socket.socket) -> int:
 
     async def main() -> None:
         server, loop = WyomingServer(service), asyncio.get_running_loop()
+        if (port := service.options.metrics_port) is not None:
+            tell_metrics(server, listener.getsockname()[0], port)
 
         def stop(number: int) -> None:
             told.append(number)
