@@ -52,6 +52,10 @@ def engine(backend, patience):
         yield engine
 
 
+def no_thread(_self) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def alone(engine, frames: int = 20):
     return engine.generate(TEXT, sampling=SEEDED, max_frames=frames)
 
@@ -157,11 +161,8 @@ def test_what_a_callback_raises_while_its_utterance_is_put_together_is_not_lost(
 
 
 def test_without_threads_a_request_with_callbacks_is_refused_and_takes_nothing(engine, monkeypatch):
-    def none(_self):
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", none)
+        patch.setattr(threading.Thread, "start", no_thread)
         for _ in range(12):
             with pytest.raises(RuntimeError, match="new thread"):
                 engine.submit(TEXT, lambda _chunk: None, max_frames=3)
@@ -309,9 +310,13 @@ def test_a_lost_device_is_reported_to_all_and_ends_the_engine(engine, monkeypatc
         engine.submit(TEXT)
 
 
-@pytest.mark.parametrize("closing", [False, True])
-def test_a_device_that_does_not_answer_ends_the_engine_and_nobody_hangs(engine, patience, monkeypatch, closing):
+@pytest.mark.parametrize("closing, threads", [(False, True), (True, True), (False, False)])
+def test_a_device_that_does_not_answer_ends_the_engine_and_nobody_hangs(
+    engine, patience, monkeypatch, closing, threads
+):
+    """`threads`: the process can have more of them."""
     waits, release, collect = threading.Event(), threading.Event(), engine.probes.decoder.collect
+    ended = []
 
     def silent():
         waits.set()
@@ -319,8 +324,10 @@ def test_a_device_that_does_not_answer_ends_the_engine_and_nobody_hangs(engine, 
         return collect()
 
     monkeypatch.setattr(engine.probes.decoder, "collect", silent)
-    said = [engine.submit(TEXT, lambda _chunk: None) for _ in range(4)]
+    said = [engine.submit(TEXT, lambda _chunk: None, on_end=lambda: ended.append(1)) for _ in range(4)]
     assert waits.wait(PATIENCE_S)
+    if not threads:
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
     lower(patience, "device_s", 0.3)
     if closing:
         engine.close()
@@ -328,6 +335,7 @@ def test_a_device_that_does_not_answer_ends_the_engine_and_nobody_hangs(engine, 
         for utterance in said:
             with pytest.raises(EngineClosed, match=r"0\.3 s"):
                 utterance.result(timeout=PATIENCE_S)
+        until(lambda: len(ended) == 4)
         assert engine.health()["status"] == "dead" and "did not answer" in engine.health()["error"]
         with pytest.raises(EngineClosed):
             engine.submit(TEXT)
