@@ -19,11 +19,14 @@ from pathlib import Path
 import httpx
 from entrances import SocketClient
 from waiting import PATIENCE_S, free_port, until
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
 TEXTS = ["Hello there, how are you today?", "It is late. [pause 200ms] Good night, and sleep well.", "One, two, three."]
 CALLERS, ROUNDS = 4, 2
 NGINX = Path(__file__).parents[1] / "examples" / "proxies" / "nginx.conf"
+
+TOKEN = "a secret of the tests"
+BEARING = {"Authorization": f"Bearer {TOKEN}"}
 
 CLOCK = """
 import time
@@ -58,10 +61,10 @@ class Server:
         command += ["--port", str(self.port), "--max-streams", str(CALLERS), "--max-queue", "64"]
         command += ["--queue-timeout", str(PATIENCE_S), *options]
         search = [*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._environment = os.environ | ({"PYTHONPATH": os.pathsep.join(search)} if search else {})
+        self._environment = os.environ | {"QWEN_MEGAKERNEL_TOKEN": TOKEN, "PYTHONPATH": os.pathsep.join(search)}
         self._command = [*(["prlimit", *limits] if limits else []), *command]
         self._log = log
-        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
+        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S, headers=BEARING)
         self.start()
         asked = [(text, seed) for text in TEXTS for seed in range(2)]
         self.alone = alone or {one: self.say(one).content for one in asked}
@@ -82,7 +85,7 @@ class Server:
         text, seed = asked
         body = {"model": "demo", "input": text, "voice": "ada", "seed": seed, "response_format": "pcm"}
         if url:
-            return httpx.post(f"{url}/v1/audio/speech", json=body, timeout=PATIENCE_S)
+            return httpx.post(f"{url}/v1/audio/speech", json=body, timeout=PATIENCE_S, headers=BEARING)
         return self.client.post("/v1/audio/speech", json=body)
 
     def say(self, asked: Asked, url: str = "") -> httpx.Response:
@@ -119,6 +122,9 @@ class Server:
         for _ in range(count):
             line = stack.enter_context(socket.create_connection(("127.0.0.1", self.port), PATIENCE_S))
             line.sendall(sent)
+
+    def connect(self) -> ClientConnection:
+        return connect(self.socket_url, open_timeout=PATIENCE_S, additional_headers=BEARING)
 
     def stop(self, seconds: float) -> None:
         """The process stands still."""
@@ -230,7 +236,7 @@ def over_http(server: Server, asked: Asked, rng: random.Random) -> bytes:
 
 
 def over_socket(server: Server, asked: Asked, rng: random.Random) -> bytes:
-    with connect(server.socket_url, open_timeout=PATIENCE_S) as line:
+    with server.connect() as line:
         client = SocketClient(line)
         assert client.hear(asked[0], seed=asked[1])["finish_reason"] == "eos"
         return client.pcm["a"]
@@ -238,7 +244,7 @@ def over_socket(server: Server, asked: Asked, rng: random.Random) -> bytes:
 
 def in_pieces(server: Server, asked: Asked, rng: random.Random) -> bytes:
     """A word at a time, at any pace."""
-    with connect(server.socket_url, open_timeout=PATIENCE_S) as line:
+    with server.connect() as line:
         client = SocketClient(line)
         for number, word in enumerate(asked[0].split(" ")):
             first = {} if number else {"voice": "ada", "seed": asked[1]}
@@ -260,7 +266,7 @@ def hang_up(server: Server, asked: Asked, rng: random.Random) -> None:
 
 def cancel(server: Server, asked: Asked, rng: random.Random) -> None:
     """Some of three contexts of a socket, or the whole socket; text that never ends."""
-    with connect(server.socket_url, open_timeout=PATIENCE_S) as line:
+    with server.connect() as line:
         client = SocketClient(line)
         for context in "abc":
             client.say("text", context, text=asked[0], end=rng.random() < 0.5, voice="ada", seed=asked[1])
