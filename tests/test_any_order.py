@@ -14,7 +14,16 @@ from callers import voice_of
 from green import Threads
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from simulated import pretended, simulated
 from waiting import brief_case, slow_case
 
@@ -251,7 +260,17 @@ OPTIONS = st.fixed_dictionaries(
         "reproducible": st.booleans(),
     },
 )
-SMALL = st.integers(0, 99)
+CALL = st.fixed_dictionaries(
+    {
+        "way": st.sampled_from(("whole", "whole", "pieces", "stream", "generate")),
+        "text": st.sampled_from(TEXTS),
+        "parts": st.booleans(),
+        "retries": st.integers(0, 2),
+        "whole": st.booleans(),
+        "direct": st.booleans(),
+        "options": OPTIONS,
+    }
+)
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -263,8 +282,8 @@ class AnyOrder(RuleBasedStateMachine):
         interrupts=st.sampled_from((0.0, 0.002, 0.05)),
         kind=st.sampled_from(KINDS),
         steady=st.booleans(),
-        slots=st.sampled_from((1, 2, 3)),
-        max_queue=st.sampled_from((0, 1, 4)),
+        slots=st.sampled_from((1, 3, 4)),
+        max_queue=st.sampled_from((0, 3, 12)),
         timeout=st.sampled_from((0.05, 5.0, 86_400.0)),
         kept=st.integers(1, 3),
         fallback=st.booleans(),
@@ -290,64 +309,53 @@ class AnyOrder(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ what callers do
 
-    @rule(
-        target=callers,
-        way=st.sampled_from(("whole", "pieces", "stream", "generate")),
-        text=st.sampled_from(TEXTS),
-        parts=st.booleans(),
-        retries=st.integers(0, 2),
-        whole=st.booleans(),
-        direct=st.booleans(),
-        options=OPTIONS,
-    )
-    def call(self, way, text, parts, retries, whole, direct, options):
+    @rule(target=callers, calls=st.lists(CALL, min_size=1, max_size=3))
+    def call(self, calls):
+        new = [self.caller(**call) for call in calls]
+        self.said += new
+        return multiple(*new)
+
+    def caller(self, way, text, parts, retries, whole, direct, options) -> Caller:
         options = options | {"voice": self.voices[options["voice"]]}
         if way == "generate":
             text, options = PARTS if parts else text, options | {"retries": retries}
             options.pop("chunk_frames", None)
         if way != "pieces":
             options["non_streaming_mode"] = whole
-        self.said.append(Caller(self, way, text, direct, **options))
-        return self.said[-1]
+        return Caller(self, way, text, direct, **options)
 
-    @rule(caller=callers, piece=st.sampled_from((*PIECES, None)), end=st.booleans())
-    def write(self, caller, piece, end):
+    @rule(caller=callers, pieces=st.lists(st.sampled_from((*PIECES, None)), max_size=4), end=st.booleans())
+    def write(self, caller, pieces, end):
         if caller.way == "pieces":
-            caller.steps.put(partial(caller.push, piece))
+            for piece in pieces:
+                caller.steps.put(partial(caller.push, piece))
             if end:
                 caller.steps.put(caller.end_text)
 
-    @rule(caller=callers)
-    def end_text(self, caller):
-        if caller.way == "pieces":
-            caller.steps.put(caller.end_text)
-
-    @rule(caller=callers, own_thread=st.booleans())
-    def cancel(self, caller, own_thread):
-        caller.steps.put(caller.cancel) if own_thread else caller.cancel()
-
-    @rule(caller=callers)
-    def drop(self, caller):
-        caller.steps.put(caller.drop)
-
-    @rule(caller=callers, chunks=st.integers(1, 4))
-    def read(self, caller, chunks):
-        for _ in range(chunks):
-            caller.steps.put(caller.next_chunk)
-
-    @rule(caller=callers, mood=st.sampled_from(("raise", "exit", "sleep")))
-    def listener(self, caller, mood):
-        caller.mood = mood
+    @rule(
+        caller=callers,
+        what=st.sampled_from(("cancel", "cancel from outside", "drop", "read", "raise", "exit", "sleep")),
+    )
+    def act(self, caller, what):
+        if what == "cancel from outside":
+            caller.cancel()
+        elif what == "read":
+            for _ in range(3):
+                caller.steps.put(caller.next_chunk)
+        elif what in ("cancel", "drop"):
+            caller.steps.put(getattr(caller, what))
+        else:
+            caller.mood = what
 
     # ------------------------------------------------------------ what the world does
 
-    @rule(steps=st.sampled_from((1, 5, 30, 200, 1000)))
+    @rule(steps=st.sampled_from((1, 30, 300)))
     def go_on(self, steps):
         for _ in range(steps):
             self.threads.step()
 
-    @rule(steps=st.sampled_from((1, 5, 30, 200)))
-    def go_on_a_little(self, steps):
+    @rule(steps=st.sampled_from((300, 2000)))
+    def go_on_for_long(self, steps):
         self.go_on(steps)
 
     @rule(data=st.data(), call=st.sampled_from(tuple(FAULTS)))
@@ -356,30 +364,28 @@ class AnyOrder(RuleBasedStateMachine):
         if self.kind != "cpu" or error is not KernelFault:
             self.device.faults[call] = error("pretended")
 
-    @rule(seconds=st.sampled_from((0.1, 1.0, 20.0)))
-    def stands_still(self, seconds):
-        self.device.stands_still_s = seconds
+    @rule(seconds=st.sampled_from((0.1, 20.0, None)))
+    def is_short(self, seconds):
+        """Of time, or of threads."""
+        if seconds is None:
+            self.threads.refused, self.threads_ran_out = 1, True
+        else:
+            self.device.stands_still_s = seconds
 
-    @rule()
-    def no_more_threads(self):
-        self.threads.refused, self.threads_ran_out = 1, True
-
-    @rule(rare=SMALL, how=st.sampled_from(("close", "drain", "lost", "hangs")))
-    def ends(self, rare, how):
-        if rare > 20 or self.closed:
-            return
+    @precondition(lambda self: not self.closed and len(self.said) > 3)
+    @rule(how=st.sampled_from(("close", "drain", "lost", "hangs")))
+    def ends(self, how):
         self.closed = True
-        if how in ("close", "drain"):
-            drain_s = 0.0 if how == "close" else 3.0
-            closing = self.threads.module.Thread(target=self.engine.close, args=(drain_s,))
-            self.threads.refused = 0
-            closing.start()
-            return
-        self.may_die = True
+        self.may_die = how in ("lost", "hangs")
         if how == "lost":
             self.device.lost = RuntimeError("CUDA error: an illegal memory access was encountered")
         elif how == "hangs":
             self.device.stands_still_s = 1000.0
+        else:
+            closing = self.threads.module.Thread(target=self.engine.close, args=(0.0 if how == "close" else 3.0,))
+            refused, self.threads.refused = self.threads.refused, 0
+            closing.start()
+            self.threads.refused = refused
 
     # ------------------------------------------------------------ what must be so
 
