@@ -32,6 +32,7 @@ from qwen_megakernel import (
     CallbackError,
     EngineBusy,
     EngineClosed,
+    EngineDied,
     KernelFault,
     NoWordsError,
     OutOfMemoryError,
@@ -197,7 +198,7 @@ class Caller:
             assert self.explains(error), repr(error)
         else:
             cut = audio.finish_reason == "cancelled"
-            assert not cut or self.cancelled or self.machine.closed, "nobody cancelled it"
+            assert not cut or self.cancelled or self.machine.closed and not self.machine.may_die, "nobody cancelled it"
             if self.chunks:
                 assert np.array_equal(np.concatenate(self.chunks), audio.samples), "its chunks are its samples"
             if not cut:
@@ -212,8 +213,10 @@ class Caller:
 
     def explains(self, error: BaseException) -> bool:
         machine = self.machine
-        if isinstance(error, EngineClosed):
-            return machine.closed
+        if isinstance(error, EngineDied):
+            return machine.may_be_dead
+        if isinstance(error, EngineClosed):  # who was admitted is cancelled
+            return machine.closed and not self.result
         for what, hit in machine.device.hit:
             mine = self.sequence in hit
             if self.way == "generate" or mine or isinstance(what, SpeechError):
@@ -301,6 +304,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.said: list[Caller] = []
         self.closed = self.threads_ran_out = False
         self.may_die = False
+
+    @property
+    def may_be_dead(self) -> bool:
+        faults = sum(isinstance(error, KernelFault) for error, _ in self.device.hit)
+        return self.may_die or faults >= MOST_FAULTS
 
     @property
     def full(self) -> bool:
@@ -428,8 +436,7 @@ class AnyOrder(RuleBasedStateMachine):
             caller.judge()
         self.in_order()
         status = self.engine.health()["status"]
-        faults = sum(isinstance(error, KernelFault) for error, _ in device.hit)
-        assert status != "dead" or self.may_die or faults >= MOST_FAULTS
+        assert status != "dead" or self.may_be_dead
         if not self.closed and status == "ok":
             threads.run(lambda: self.engine.snapshot().at_rest)
             admission, snapshot = self.core.admission, self.engine.snapshot()

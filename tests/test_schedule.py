@@ -378,6 +378,24 @@ def test_whose_listener_runs_out_first_is_served_first():
     assert [s.launched for s in long] == before, "who is far ahead waits for who is not"
 
 
+def test_who_has_time_joins_the_launch_that_is_computed():
+    def waits(due: float, *, width: int = 8, heard: bool = True) -> bool:
+        """One whose frame is due then, while another's is computed that is due now."""
+        output = SimpleNamespace(runs_out=101.0 if heard else None)
+        ready = SimpleNamespace(due_at=lambda _frame_s: due, output=output, given=1, launched=50)
+        computed = SimpleNamespace(due_at=lambda _frame_s: 100.0)
+        return Scheduler(width, 8, most_frames=8).to_launch([ready], [computed], 100.0) == []
+
+    assert waits(100.08) and not waits(100.06), "there is room for both"
+    assert waits(100.26, width=1) and not waits(100.24, width=1), "there is none"
+    assert waits(100.26, heard=False) and not waits(100.24, heard=False), "who has heard nothing"
+
+
+def test_the_first_of_each_voice_reads_its_reference():
+    running = [SimpleNamespace(reference=[1], voice_digest=voice) for voice in (b"one", b"one", b"two", b"two")]
+    assert [Scheduler.reads_reference(one, running) for one in running] == [True, False, True, False]
+
+
 def test_whose_listener_runs_out_first_goes_to_the_vocoder_first():
     def full(name: str, runs_out: float | None) -> SimpleNamespace:
         output, result = SimpleNamespace(runs_out=runs_out), SimpleNamespace(settled=False)

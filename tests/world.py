@@ -58,7 +58,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self.socket_url = f"ws://127.0.0.1:{self.port}/v1/audio/speech/socket"
         command = [sys.executable, "-m", "qwen_megakernel", "serve", "--model", str(model), "--device", "cpu"]
-        command += ["--port", str(self.port), "--max-streams", str(CALLERS), "--max-queue", "64"]
+        command += ["--port", str(self.port), "--max-streams", str(CALLERS), "--max-queue", "256"]
         command += ["--queue-timeout", str(PATIENCE_S), *options]
         search = [*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._environment = os.environ | {"QWEN_MEGAKERNEL_TOKEN": TOKEN, "PYTHONPATH": os.pathsep.join(search)}
