@@ -69,8 +69,9 @@ def speak_of(vocoder) -> str:
 
 
 def test_a_stuck_listener_fails_its_own_utterance_and_takes_no_slot(engine, patience):
-    before, release = alone(engine), threading.Event()
-    stuck = [engine.submit(TEXT, lambda _chunk: release.wait(PATIENCE_S), max_frames=9) for _ in range(3)]
+    before, release, heard = alone(engine), threading.Event(), []
+    listen = lambda chunk: (heard.append(chunk), release.wait(PATIENCE_S))  # noqa: E731
+    stuck = [engine.submit(TEXT, listen, max_frames=9) for _ in range(3)]
     until(lambda: engine.health()["running"] == 0)
     assert engine.health()["streams"] == 3 and np.array_equal(alone(engine).samples, before.samples)
     lower(patience, "callback_s", 0.5)
@@ -80,7 +81,27 @@ def test_a_stuck_listener_fails_its_own_utterance_and_takes_no_slot(engine, pati
     assert engine.metrics()["stuck"] == 3 and engine.metrics()["failed"] == 3
     until(lambda: engine.health()["streams"] == 0)
     release.set()
+    until(lambda: not any(thread.name == "qwen_megakernel callbacks" for thread in threading.enumerate()))
+    assert len(heard) == 3, "who was given up gets no further chunk"
     assert engine.health()["status"] == "ok" and alone(engine).frames == 20
+
+
+@pytest.mark.parametrize("how", ["stuck", "raises"])
+def test_speech_ends_with_its_listener_although_its_text_is_open(engine, patience, how):
+    release = threading.Event()
+
+    def listen(_chunk) -> None:
+        if how == "raises":
+            raise ValueError("its listener")
+        release.wait(PATIENCE_S)
+
+    lower(patience, "callback_s", 0.2)
+    open_text = engine.submit(on_chunk=listen)
+    open_text.push_text(TEXT)
+    with pytest.raises((CallbackError, ValueError)):
+        open_text.result(timeout=PATIENCE_S)
+    until(lambda: engine.snapshot().at_rest)
+    release.set()
 
 
 @pytest.mark.parametrize("how", ["close", "the engine dies"])
