@@ -12,6 +12,7 @@ PEERS := .venv-peers
 DOCS := .venv-docs
 IMAGE := .venv-image
 RELEASE := .venv-release
+MUTANTS := .venv-mutants
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 DEMO_TEXT ?= Hello there. This is the bundled demo voice.
 DEMO_OUTPUT ?= demo.wav
@@ -27,7 +28,7 @@ PROJECTS := . $(dir $(PACKAGES) $(wildcard integrations/*/pyproject.toml))
 PYTHON_IS_NEW := "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bot test test-all test-gpu test-ray test-attacks test-faults test-image test-compat test-clients soak bench figures peers kernels emulate lint format docs pictures oracle dist test-dist sbom audit wheel lock clean
+.PHONY: help demo bot test test-all test-gpu test-ray test-attacks test-faults mutants test-image test-compat test-clients soak bench figures peers kernels emulate lint format docs pictures oracle dist test-dist sbom audit wheel lock clean
 
 help: ## Use it | list the commands
 	@awk -F ' ## | [|] ' '/^[a-z-]+:.* ## / { \
@@ -62,8 +63,19 @@ test-ray: $(VENV)/.installed-ray ## Test | replicas behind Ray Serve, on the CPU
 test-attacks: $(VENV)/.installed ## Test | raw sockets attack a server while somebody listens, ten minutes
 	$(BIN)/python -m pytest -m attacks
 
-test-faults: $(VENV)/.installed ## Test | processes that stop, are killed or lack files, before a release, minutes
+test-faults: $(VENV)/.installed ## Test | servers without memory, disk, files, time or peers, before a release, 20 minutes
 	$(BIN)/python -m pytest -m faults
+
+# pyproject.toml names the modules and their tests. NAMES: of mutants, such as "qwen_megakernel.engine.seat.*".
+mutants: $(MUTANTS)/.installed ## Test | one small bug after the other: which does no test notice? NAMES; hours
+	$(MUTANTS)/bin/mutmut run $(NAMES)
+	$(MUTANTS)/bin/mutmut results
+
+$(MUTANTS)/.installed: pyproject.toml $(PACKAGES) constraints.txt constraints-cpu.txt
+	$(PYTHON) -m venv $(MUTANTS)
+	$(PINNED) $(MUTANTS)/bin/python $(INSTALL) -e packages/spoken-text -e ".[dev]"
+	$(MUTANTS)/bin/python $(INSTALL) mutmut==3.8.1
+	@touch $@
 
 # The image for the CPU, built and run; first what the tools of containers say of its files. image/tests/test_container.py tells
 # what ENGINE and IMAGE_BUILD mean.
@@ -232,4 +244,4 @@ $(PEERS)/.installed: Makefile
 	@touch $@
 
 clean: ## Use it | remove the environments and what was made
-	rm -rf $(VENV) $(PEERS) $(ORACLE) $(COMPAT) $(CLIENTS) $(IMAGE) $(RELEASE) dist demo.wav .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) $(ORACLE) $(COMPAT) $(CLIENTS) $(IMAGE) $(RELEASE) $(MUTANTS) mutants dist demo.wav .pytest_cache .ruff_cache

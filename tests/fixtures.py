@@ -11,7 +11,7 @@ from pathlib import Path
 import loguru  # noqa: F401  # it reads LOGURU_LEVEL once; demo_pipeline.py sets that when it is imported
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 from kept import ENGINES, kept
 
 from qwen_megakernel import TTSEngine
@@ -22,6 +22,7 @@ from qwen_megakernel.engine import pace, warm_up
 from qwen_megakernel.speech import engine as engine_module
 
 settings.register_profile("patient", deadline=None)  # no test fails because the machine is busy
+settings.register_profile("first", deadline=None, phases=[Phase.explicit, Phase.generate])  # no time for a shorter one
 settings.load_profile("patient")
 
 

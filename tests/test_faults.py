@@ -52,6 +52,10 @@ def engine(backend, patience):
         yield engine
 
 
+def no_thread(_self) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def alone(engine, frames: int = 20):
     return engine.generate(TEXT, sampling=SEEDED, max_frames=frames)
 
@@ -65,8 +69,9 @@ def speak_of(vocoder) -> str:
 
 
 def test_a_stuck_listener_fails_its_own_utterance_and_takes_no_slot(engine, patience):
-    before, release = alone(engine), threading.Event()
-    stuck = [engine.submit(TEXT, lambda _chunk: release.wait(PATIENCE_S), max_frames=9) for _ in range(3)]
+    before, release, heard = alone(engine), threading.Event(), []
+    listen = lambda chunk: (heard.append(chunk), release.wait(PATIENCE_S))  # noqa: E731
+    stuck = [engine.submit(TEXT, listen, max_frames=9) for _ in range(3)]
     until(lambda: engine.health()["running"] == 0)
     assert engine.health()["streams"] == 3 and np.array_equal(alone(engine).samples, before.samples)
     lower(patience, "callback_s", 0.5)
@@ -76,7 +81,27 @@ def test_a_stuck_listener_fails_its_own_utterance_and_takes_no_slot(engine, pati
     assert engine.metrics()["stuck"] == 3 and engine.metrics()["failed"] == 3
     until(lambda: engine.health()["streams"] == 0)
     release.set()
+    until(lambda: not any(thread.name == "qwen_megakernel callbacks" for thread in threading.enumerate()))
+    assert len(heard) == 3, "who was given up gets no further chunk"
     assert engine.health()["status"] == "ok" and alone(engine).frames == 20
+
+
+@pytest.mark.parametrize("how", ["stuck", "raises"])
+def test_speech_ends_with_its_listener_although_its_text_is_open(engine, patience, how):
+    release = threading.Event()
+
+    def listen(_chunk) -> None:
+        if how == "raises":
+            raise ValueError("its listener")
+        release.wait(PATIENCE_S)
+
+    lower(patience, "callback_s", 0.2)
+    open_text = engine.submit(on_chunk=listen)
+    open_text.push_text(TEXT)
+    with pytest.raises((CallbackError, ValueError)):
+        open_text.result(timeout=PATIENCE_S)
+    until(lambda: engine.snapshot().at_rest)
+    release.set()
 
 
 @pytest.mark.parametrize("how", ["close", "the engine dies"])
@@ -157,11 +182,8 @@ def test_what_a_callback_raises_while_its_utterance_is_put_together_is_not_lost(
 
 
 def test_without_threads_a_request_with_callbacks_is_refused_and_takes_nothing(engine, monkeypatch):
-    def none(_self):
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", none)
+        patch.setattr(threading.Thread, "start", no_thread)
         for _ in range(12):
             with pytest.raises(RuntimeError, match="new thread"):
                 engine.submit(TEXT, lambda _chunk: None, max_frames=3)
@@ -309,9 +331,13 @@ def test_a_lost_device_is_reported_to_all_and_ends_the_engine(engine, monkeypatc
         engine.submit(TEXT)
 
 
-@pytest.mark.parametrize("closing", [False, True])
-def test_a_device_that_does_not_answer_ends_the_engine_and_nobody_hangs(engine, patience, monkeypatch, closing):
+@pytest.mark.parametrize("closing, threads", [(False, True), (True, True), (False, False)])
+def test_a_device_that_does_not_answer_ends_the_engine_and_nobody_hangs(
+    engine, patience, monkeypatch, closing, threads
+):
+    """`threads`: the process can have more of them."""
     waits, release, collect = threading.Event(), threading.Event(), engine.probes.decoder.collect
+    ended = []
 
     def silent():
         waits.set()
@@ -319,8 +345,10 @@ def test_a_device_that_does_not_answer_ends_the_engine_and_nobody_hangs(engine, 
         return collect()
 
     monkeypatch.setattr(engine.probes.decoder, "collect", silent)
-    said = [engine.submit(TEXT, lambda _chunk: None) for _ in range(4)]
+    said = [engine.submit(TEXT, lambda _chunk: None, on_end=lambda: ended.append(1)) for _ in range(4)]
     assert waits.wait(PATIENCE_S)
+    if not threads:
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
     lower(patience, "device_s", 0.3)
     if closing:
         engine.close()
@@ -328,6 +356,7 @@ def test_a_device_that_does_not_answer_ends_the_engine_and_nobody_hangs(engine, 
         for utterance in said:
             with pytest.raises(EngineClosed, match=r"0\.3 s"):
                 utterance.result(timeout=PATIENCE_S)
+        until(lambda: len(ended) == 4)
         assert engine.health()["status"] == "dead" and "did not answer" in engine.health()["error"]
         with pytest.raises(EngineClosed):
             engine.submit(TEXT)

@@ -384,15 +384,68 @@ def test_whose_listener_runs_out_first_is_served_first():
     assert [s.launched for s in long] == before, "who is far ahead waits for who is not"
 
 
-def test_whose_listener_runs_out_first_goes_to_the_vocoder_first():
-    def full(name: str, runs_out: float | None) -> SimpleNamespace:
-        output, result = SimpleNamespace(runs_out=runs_out), SimpleNamespace(settled=False)
-        due = {"idle": False, "alone": False, "missing": 8, "vocoder_due": lambda short: True}
-        return SimpleNamespace(name=name, output=output, result=result, **due)
+def test_who_has_time_joins_the_launch_that_is_computed():
+    def waits(due: float, *, width: int = 8, heard: bool = True) -> bool:
+        """One whose frame is due then, while another's is computed that is due now."""
+        output = SimpleNamespace(runs_out=101.0 if heard else None)
+        ready = SimpleNamespace(due_at=lambda _frame_s: due, output=output, given=1, launched=50)
+        computed = SimpleNamespace(due_at=lambda _frame_s: 100.0)
+        return Scheduler(width, 8, most_frames=8).to_launch([ready], [computed], 100.0) == []
 
-    due = [full("third", 3.0), full("new", None), full("second", 2.0)]
+    assert waits(100.08) and not waits(100.06), "there is room for both"
+    assert waits(100.26, width=1) and not waits(100.24, width=1), "there is none"
+    assert waits(100.26, heard=False) and not waits(100.24, heard=False), "who has heard nothing"
+
+
+def test_the_first_of_each_voice_reads_its_reference():
+    running = [SimpleNamespace(reference=[1], voice_digest=voice) for voice in (b"one", b"one", b"two", b"two")]
+    assert [Scheduler.reads_reference(one, running) for one in running] == [True, False, True, False]
+
+
+def test_who_lacks_a_first_chunk_and_few_go_into_quick_launches():
+    def launched(count: int, given: int = 1, first_launched: int = 50) -> int:
+        first = SimpleNamespace(given=given, launched=first_launched)
+        others = [SimpleNamespace(given=1, launched=50) for _ in range(count - 1)]
+        return len(Scheduler(256, 16, most_frames=8).to_launch([first, *others], [], 100.0))
+
+    assert [launched(count) for count in (1, 16, 17, 24, 25, 300)] == [1, 16, 16, 16, 25, 256]
+    assert launched(100, given=0, first_launched=15) == 16 and launched(100, given=0, first_launched=16) == 100
+
+
+def test_the_time_of_a_frame_follows_what_frames_take():
+    scheduler = Scheduler(8, 8, most_frames=8)
+    for _ in range(100):
+        scheduler.frame_took(0.02)
+    assert scheduler.frame_s == pytest.approx(0.02, rel=1e-3)
+
+
+def due_for_vocoder(runs_out: float | None, *, alone: bool = False, missing: int = 8) -> SimpleNamespace:
+    output, result = SimpleNamespace(runs_out=runs_out), SimpleNamespace(settled=False)
+    state = {"idle": False, "speaking": True, "starved": False, "reason": None, "alone": alone, "missing": missing}
+    return SimpleNamespace(output=output, result=result, vocoder_due=lambda short: True, **state)
+
+
+def test_whose_listener_runs_out_first_goes_to_the_vocoder_first():
+    due = [due_for_vocoder(runs_out) for runs_out in (3.0, None, 2.0)]
     pushes, waiting = Scheduler(8, 8, most_frames=8).to_push(due, due, 1.0, wait=False)
-    assert [s.name for push in pushes for s in push.sequences] == ["new", "second", "third"] and not waiting
+    assert [push.sequences for push in pushes] == [[due[1]], [due[2]], [due[0]]] and not waiting
+
+
+def test_who_goes_alone_shares_no_push_with_those_behind():
+    due = [due_for_vocoder(1.0), due_for_vocoder(2.0, alone=True), due_for_vocoder(3.0), due_for_vocoder(4.0)]
+    pushes, _ = Scheduler(8, 8, most_frames=16).to_push(due, due, 1.0, wait=False)
+    assert [push.sequences for push in pushes] == [[due[0]], [due[1]], due[2:]]
+
+
+def test_frames_wait_for_a_larger_push_while_nobody_hurries():
+    def waiting(count: int, *, most_frames: int = 128, runs_out: float = 2.0, **company) -> int:
+        due = [due_for_vocoder(runs_out) for _ in range(count)]
+        others = [SimpleNamespace(**{"speaking": True, "starved": False, "reason": None} | company)]
+        return len(Scheduler(8, 8, most_frames).to_push(due, due + others, 1.0, wait=True)[1])
+
+    assert waiting(7) == 7 and waiting(8) == 0, "64 frames are enough"
+    assert waiting(7, most_frames=0) == waiting(7, runs_out=1.06) == 0
+    assert waiting(7, speaking=False) == waiting(7, starved=True) == waiting(7, reason="eos") == 0, "nobody will come"
 
 
 def test_reproducible_samples_are_pushed_alone_in_the_same_portions_in_any_company(fresh_seed):

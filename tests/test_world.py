@@ -1,25 +1,31 @@
-"""The world's faults, each against a server of its own: `make test-faults`. Who survives gets the bytes of the same
+"""The world's faults, each against servers of its own: `make test-faults`. Who survives gets the bytes of the same
 request made alone. At the end it prints the table that docs/reliability.md shows."""
 
 import contextlib
 import os
 import random
+import shutil
 import signal
 import socket
+import struct
 import subprocess
-import sys
+import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from waiting import PATIENCE_S, free_port, until
+from callers import made_up
+from serving import recording
+from waiting import PATIENCE_S, until
+from world import CALLERS, CLOCK, TEXTS, TOKEN, WAYS, Proxy, Server, callers, nginx, serving
+
+from qwen_megakernel.checkpoint.load import Checkpoint
 
 pytestmark = pytest.mark.faults
 
-TEXTS = ["Hello there, how are you today?", "It is late. [pause 200ms] Good night, and sleep well.", "One, two, three."]
-CALLERS, ROUNDS = 4, 2
+ALL, LATER = "all get all their sound", "later requests are what they were"
+BROKEN = "an answer is whole, an error, or its connection breaks"
 HELD: dict[tuple[str, str], list[bool]] = {}
 """By fault and promise: did it hold, try by try?"""
 
@@ -33,61 +39,9 @@ def report(request):
         print("\n" + "\n".join(lines))
 
 
-class Server:
-    def __init__(self, *options: str, files: int | None = None):
-        """`files`: the hard limit of open files."""
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "qwen_megakernel", "serve", "--model", "demo", "--device", "cpu"]
-        command += ["--port", str(self.port), "--max-streams", str(CALLERS), "--max-queue", "64"]
-        command += ["--queue-timeout", str(PATIENCE_S), *options]
-        command = [*(["prlimit", f"--nofile={files}:{files}"] if files else []), *command]
-        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
-        until(lambda: self.process.poll() is not None or self.answers("/ready"))
-        asked = [(text, seed) for text in TEXTS for seed in range(2)]
-        self.alone = {one: self.say(one) for one in asked}
-
-    def answers(self, path: str) -> bool:
-        with contextlib.suppress(httpx.TransportError):
-            return self.client.get(path).status_code == 200
-        return False
-
-    def say(self, asked: tuple[str, int]) -> bytes:
-        text, seed = asked
-        body = {"model": "demo", "input": text, "voice": "ada", "seed": seed, "response_format": "pcm"}
-        return self.client.post("/v1/audio/speech", json=body).raise_for_status().content
-
-    def same(self, asked: tuple[str, int]) -> bool:
-        """Is it the bytes of the same request alone?"""
-        return self.say(asked) == self.alone[asked]
-
-    def hold(self, stack: contextlib.ExitStack, count: int, sent: bytes = b"") -> None:
-        """Connections that send this and then neither send nor read."""
-        for _ in range(count):
-            line = stack.enter_context(socket.create_connection(("127.0.0.1", self.port), PATIENCE_S))
-            line.sendall(sent)
-
-
-@contextlib.contextmanager
-def serving(*options: str, **limits: int) -> Iterator[Server]:
-    server = Server(*options, **limits)
-    try:
-        yield server
-    finally:
-        server.process.kill()
-        server.process.wait()
-        server.client.close()
-
-
-@contextlib.contextmanager
-def callers(server: Server, rng: random.Random) -> Iterator[list[Future[bool]]]:
-    """So many ask at once, `ROUNDS` times; the block begins while they are spoken to."""
-    with ThreadPoolExecutor(CALLERS) as pool:
-        asked = [rng.choice(list(server.alone)) for _ in range(CALLERS * ROUNDS)]
-        told = [pool.submit(server.same, one) for one in asked]
-        until(lambda: server.client.get("/metrics").text.find('streams{model="demo"} 0.0') < 0)
-        yield told
+@pytest.fixture
+def rng(fresh_seed) -> random.Random:
+    return random.Random(fresh_seed)
 
 
 def judge(fault: str, promise: str, held: list[bool]) -> None:
@@ -95,60 +49,230 @@ def judge(fault: str, promise: str, held: list[bool]) -> None:
     assert held and all(held)
 
 
-def test_stopped_and_continued(fresh_seed):
-    with serving() as server, callers(server, random.Random(fresh_seed)) as told:
-        server.process.send_signal(signal.SIGSTOP)
-        time.sleep(20)
-        server.process.send_signal(signal.SIGCONT)
-        judge("the process stands still for 20 s", "all get all their sound", [one.result() for one in told])
+def test_stopped_and_continued(rng):
+    with serving() as server, callers(server, rng) as told:
+        server.stop(20)
+        judge("the process stands still for 20 s", ALL, [one.result() for one in told])
 
 
 @pytest.mark.parametrize("files", [None, 256])
-def test_silent_connections(files, fresh_seed):
+def test_silent_connections(files, rng):
     fault = "600 silent connections" + (f", {files} files allowed" if files else "")
-    with serving(files=files) as server, callers(server, random.Random(fresh_seed)) as told:
-        with contextlib.ExitStack() as stack:
-            healthy = []
-            for _ in range(60):
-                server.hold(stack, 10, b"POST /v1/audio/speech HTTP/1.1\r\n")
-                healthy.append(httpx.get(f"{server.url}/health", timeout=10).status_code == 200)
-            judge(fault, "`/health` answers", healthy)
-            judge(fault, "all get all their sound", [one.result() for one in told])
+    limits = (f"--nofile={files}:{files}",) if files else ()
+    with serving(limits=limits) as server, callers(server, rng) as told, contextlib.ExitStack() as stack:
+        healthy = []
+        for _ in range(60):
+            server.hold(stack, 10, b"POST /v1/audio/speech HTTP/1.1\r\n")
+            healthy.append(httpx.get(f"{server.url}/health", timeout=10).status_code == 200)
+        judge(fault, "`/health` answers", healthy)
+        judge(fault, ALL, [one.result() for one in told])
 
 
-def test_cancels_and_callers_who_do_not_read(fresh_seed):
-    rng = random.Random(fresh_seed)
+def test_storm(rng):
+    """They connect and are gone again; half of them reset the connection."""
+    fault = "a storm of 10,000 connections"
+    reset = struct.pack("ii", 1, 0)
+    with serving() as server, callers(server, rng) as told:
+        for _ in range(10_000):
+            with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as line:
+                if rng.random() < 0.5:
+                    line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+                line.sendall(rng.choice((b"", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n", b"\0" * 99)))
+        judge(fault, "`/health` answers", [server.answers("/health")])
+        judge(fault, ALL, [one.result() for one in told])
+        judge(fault, LATER, server.again())
+
+
+def test_cancels_and_callers_who_do_not_read(rng):
+    fault = "100 callers hang up or do not read"
     with serving() as server, callers(server, rng) as told, contextlib.ExitStack() as stack:
-        body = b'{"model": "demo", "voice": "ada", "response_format": "pcm", "input": "%s"}' % TEXTS[1].encode()
+        body = b'{"model": "demo", "voice": "ada", "response_format": "pcm", "input": "%s"}' % TEXTS[2].encode()
         head = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += b"authorization: Bearer %s\r\n" % TOKEN.encode()
         for _ in range(100):
             with contextlib.ExitStack() as short:
                 server.hold(rng.choice((stack, short)), 1, head + b"content-length: %d\r\n\r\n" % len(body) + body)
                 time.sleep(rng.uniform(0, 0.05))
-        judge("100 callers hang up or do not read", "the others get all their sound", [one.result() for one in told])
+        judge(fault, "the others get all their sound", [one.result() for one in told])
         stack.close()
-        until(lambda: server.client.get("/metrics").text.find('streams{model="demo"} 0.0') >= 0)
-        again = [server.same(asked) for asked in server.alone]
-        judge("100 callers hang up or do not read", "later requests are what they were", again)
+        server.at_rest()
+        judge(fault, LATER, server.again())
 
 
-def test_sigterm(fresh_seed):
-    with serving("--grace-seconds", "2") as server, callers(server, random.Random(fresh_seed)) as told:
+def test_callers_who_do_everything(rng):
+    """Eight, at any pace, in an order that the seed repeats. The process stands still now and then."""
+    fault = "8 callers do everything that callers do"
+    with serving() as server:
+        alone = {(way, asked): way(server, asked, rng) for way in set(WAYS[:5]) for asked in server.alone}
+        scripts = [(rng.getrandbits(32), rng.choices(WAYS, k=25)) for _ in range(8)]
+        held, over = [], threading.Event()
+
+        def call(script) -> None:
+            luck = random.Random(script[0])
+            for way in script[1]:
+                asked = luck.choice(list(server.alone))
+                said = way(server, asked, luck)
+                if said is not None:
+                    held.append(said == alone[way, asked])
+
+        def stop_now_and_then() -> None:
+            while not over.wait(5):
+                server.stop(1)
+
+        with ThreadPoolExecutor(9) as pool:
+            stopping = pool.submit(stop_now_and_then)
+            for done in [pool.submit(call, script) for script in scripts]:
+                done.result()
+            over.set()
+            stopping.result()
+        judge(fault, "who listens to the end gets all the sound", held)
+        server.at_rest()
+        judge(fault, LATER, server.again())
+
+
+@pytest.mark.parametrize("seconds", [3600, -3600])
+def test_clock(rng, tmp_path, seconds):
+    (tmp_path / "off").write_text("0")
+    (tmp_path / "sitecustomize.py").write_text(CLOCK.format(path=str(tmp_path / "off")))
+    with serving(paths=(tmp_path,)) as server, callers(server, rng) as told:
+        (tmp_path / "new").write_text(str(seconds))
+        (tmp_path / "new").replace(tmp_path / "off")
+        fault = f"the clock jumps an hour {'ahead' if seconds > 0 else 'back'}"
+        judge(fault, ALL, [one.result() for one in told])
+        judge(fault, LATER, server.again())
+
+
+def test_disk_full(rng, tiny, tmp_path):
+    """The log goes to a full device, and at last no file can grow beyond 1 KB."""
+    fault = "the disk is full: the log, and recordings that become voices"
+    folder, voices = tiny("base"), tmp_path / "voices"
+    voices.mkdir()
+    checkpoint = Checkpoint.open(folder)
+    made_up(checkpoint.config, 0, checkpoint.fingerprint).save(voices / "ada.safetensors")
+    options = ("--allow-upload", "--max-frames", "20", "--voices", str(voices), "--served-name", "demo")
+    with serving(*options, model=folder, log="/dev/full") as server:
+        with callers(server, rng) as told:
+            limit(server, "--fsize=1024:1024")
+            files = {"audio_sample": ("a.wav", recording(seconds=2.0), "audio/wav")}
+            fields = {"name": "new", "consent": "yes", "ref_text": "some text"}
+            answers = [server.client.post("/v1/audio/voices", data=fields, files=files) for _ in range(2)]
+            judge(fault, ALL, [one.result() for one in told])
+        told = [answer.status_code >= 500 and bool(answer.json()["error"]["message"]) for answer in answers]
+        judge(fault, "who sends a recording gets an error", told)
+        judge(fault, "no half voice stays", [os.listdir(voices) == ["ada.safetensors"]])
+        judge(fault, LATER, server.again())
+
+
+def test_folders_deleted(rng, tmp_path):
+    fault = "the folders of the model and of the voices are deleted"
+    model, voices = tmp_path / "model", tmp_path / "voices"
+    shutil.copytree(Checkpoint.open("demo").folder, model)
+    voices.mkdir()
+    with serving("--voices", str(voices), "--served-name", "demo", model=model) as server, callers(server, rng) as told:
+        for folder in (model, voices):
+            shutil.rmtree(folder)
+        judge(fault, ALL, [one.result() for one in told])
+        judge(fault, LATER, server.again())
+
+
+def test_memory(rng):
+    """What is mapped already stays, and nothing more can be."""
+    fault = "the process gets no more memory"
+    with serving() as server:
+        with callers(server, rng, server.whole_or_broken) as told:
+            with open(f"/proc/{server.process.pid}/statm") as file:
+                most = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            limit(server, f"--as={most}:")
+            more = [server.whole_or_broken((TEXTS[0], 0)) for _ in range(8)]
+            judge(fault, BROKEN, [*more, *(one.result() for one in told)])
+        limit(server, "--as=unlimited:")
+        judge(fault, LATER, server.again())
+
+
+def limit(server: Server, what: str) -> None:
+    subprocess.run(["prlimit", "--pid", str(server.process.pid), what], check=True)
+
+
+def test_a_proxy_stalls(rng):
+    with serving() as server, contextlib.closing(Proxy(server.port)) as proxy:
+        with callers(server, rng, lambda asked: server.same(asked, proxy.url)) as told:
+            proxy.stalled.set()
+            time.sleep(20)
+            proxy.stalled.clear()
+            judge("a proxy passes nothing on for 20 s", ALL, [one.result() for one in told])
+
+
+def test_a_half_closed_proxy(rng):
+    fault = "a proxy loses its clients and tells the server nothing"
+    with serving() as server, contextlib.closing(Proxy(server.port)) as proxy:
+        with (
+            callers(server, rng, lambda asked: server.whole_or_broken(asked, proxy.url)) as told,
+            callers(server, rng) as others,
+        ):
+            proxy.lose_clients()
+            judge(fault, "the others get all their sound", [one.result() for one in others])
+            proxy.close()
+            assert all(one.result() for one in told)
+        server.at_rest()
+        judge(fault, LATER, server.again())
+
+
+def test_sigterm(rng):
+    with serving("--grace-seconds", "2") as server, callers(server, rng) as told:
         until(lambda: sum(one.running() for one in told) == CALLERS)
         running = [one for one in told if one.running()]
         server.process.send_signal(signal.SIGTERM)
         judge("SIGTERM", "who is spoken to gets all the sound", [one.result() for one in running])
 
 
-def test_a_front_is_killed(fresh_seed):
-    rng = random.Random(fresh_seed)
-    with serving("--front-processes", "2") as server, callers(server, rng) as told:
-        children = f"/proc/{server.process.pid}/task/{server.process.pid}/children"
-        with open(children) as file:
-            os.kill(int(file.read().split()[-1]), signal.SIGKILL)
-        ends = [one.exception() or one.result() for one in told]
-        whole = [end is True or isinstance(end, httpx.TransportError) for end in ends]
-        judge("a front process is killed", "an answer is whole, or its connection breaks", whole)
+def test_a_front_is_killed(rng):
+    fault = "a front process is killed"
+    with serving("--front-processes", "2") as server:
+        with callers(server, rng, server.whole_or_broken) as told:
+            children = f"/proc/{server.process.pid}/task/{server.process.pid}/children"
+            with open(children) as file:
+                os.kill(int(file.read().split()[-1]), signal.SIGKILL)
+            judge(fault, BROKEN, [one.result() for one in told])
         until(lambda: server.answers("/ready"))
-        again = [server.same(asked) for asked in server.alone]
-        judge("a front process is killed", "later requests are what they were", again)
+        judge(fault, LATER, server.again())
+
+
+@pytest.fixture
+def two_behind_nginx(tmp_path):
+    """Two servers and nginx's URL. Whoever restarts keeps its port."""
+    if not shutil.which("nginx"):
+        pytest.skip("needs nginx")
+    options = ("--grace-seconds", "5", "--drain-seconds", "300")
+    with serving(*options) as one, serving(*options, alone=one.alone) as other:
+        with nginx(tmp_path, [one.port, other.port]) as url:
+            yield [one, other], url
+
+
+def test_a_rolling_restart_behind_nginx(two_behind_nginx, rng):
+    servers, url = two_behind_nginx
+    over, held = threading.Event(), []
+
+    def call(seed: int) -> None:
+        luck = random.Random(seed)
+        while not over.is_set():
+            held.append(servers[0].same(luck.choice(list(servers[0].alone)), url))
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        calling = [pool.submit(call, rng.getrandbits(32)) for _ in range(CALLERS)]
+        for server in servers:
+            server.process.send_signal(signal.SIGTERM)
+            server.process.wait(PATIENCE_S)
+            server.start()
+        over.set()
+        for one in calling:
+            one.result()
+    judge("a rolling restart of two servers behind nginx", "nobody is refused or cut", held)
+
+
+def test_a_replica_behind_nginx_is_killed(two_behind_nginx, rng):
+    fault = "one of two servers behind nginx is killed"
+    (one, other), url = two_behind_nginx
+    with callers(one, rng, lambda asked: one.whole_or_broken(asked, url)) as told:
+        other.process.kill()
+        judge(fault, BROKEN, [each.result() for each in told])
+    judge(fault, LATER, one.again(url))

@@ -10,6 +10,7 @@ import math
 import queue
 import threading
 from collections import deque
+from contextlib import suppress
 from functools import partial
 
 from qwen_megakernel.engine.seat import Seat
@@ -161,9 +162,13 @@ class Admission:
             self.tally(counted)
         if callbacks:
             callbacks.broken = True
-            callbacks.call(lambda: None, last=True)
+            with suppress(RuntimeError):  # its thread never began, and the process has no more
+                callbacks.call(lambda: None, last=True)
         self.settle(sequence, error=error)
-        threading.Thread(target=_call_on_end, args=(sequence,), daemon=True).start()
+        try:
+            threading.Thread(target=_call_on_end, args=(sequence,), daemon=True).start()
+        except RuntimeError:  # no more threads, and whoever else waits must be told too
+            _call_on_end(sequence)
         self.wake()
 
     def forked(self) -> None:
