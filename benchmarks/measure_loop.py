@@ -75,7 +75,7 @@ class Model:
 
         return wait
 
-    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams, pages: list[int]) -> None:
+    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams, pages: list[int], watch: None) -> None:
         pass
 
     def reset(self, slot: int) -> None:

@@ -244,7 +244,7 @@ def test_codes_are_the_same_without(monkeypatch, rng):
     text, how = rng.choice(as_typed.sentences()), {"sampling": seeded(rng.randrange(1000))}
     with_times = kept("demo").generate(text, **how)
     monkeypatch.setattr(text_heads, "finder_of", lambda *_: HeadFinder())
-    with TTSEngine.load("demo", threads=1) as engine:
+    with TTSEngine.load("demo") as engine:
         without = engine.generate(text, **how)
     assert np.array_equal(with_times.codes, without.codes) and np.array_equal(with_times.samples, without.samples)
     assert without.token_s is None and len(with_times.token_s) >= len(engine.tokens(text).text) - 2
@@ -292,14 +292,14 @@ def test_a_checkpoint_that_names_no_head_is_searched_while_it_speaks(tmp_path, m
     """What was found is kept, and told by doctor."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
     folder, texts = demo_with(tmp_path / "voice", None), as_typed.sentences()
-    with TTSEngine.load(folder, threads=1) as engine:
+    with TTSEngine.load(folder, device="cpu", threads=1) as engine:
         assert not engine.measures_words
         for seed, text in enumerate(texts):
             assert engine.generate(text, sampling=seeded(seed)).token_s is None
             if head := engine._core.finder.head:
                 break
     assert (head.layer, head.head, head.offset_s) in [(3, 2, pytest.approx(0.08, abs=0.05))]
-    with TTSEngine.load(folder, threads=1) as engine:
+    with TTSEngine.load(folder, device="cpu", threads=1) as engine:
         assert engine.measures_words and engine._core.finder.head == head
         assert engine.generate(texts[0]).token_s
     [told_of_it] = text_heads.told()
@@ -314,7 +314,7 @@ def test_random_weights_have_no_such_head(tmp_path, monkeypatch, tiny):
     (folder / "config.json").write_text(json.dumps(config | {"random_weights": False}))
     monkeypatch.setattr(text_path, "_FRAMES", 20)
     for _ in range(2):  # the second time it is known
-        with TTSEngine.load(folder, threads=1) as engine:
+        with TTSEngine.load(folder, device="cpu", threads=1) as engine:
             for seed in range(60):
                 audio = engine.generate("Hello there, how are you?", sampling=seeded(seed), max_frames=60)
                 if not engine._core.finder._tries:
