@@ -119,7 +119,7 @@ template <int RowTiles, int Groups, int Blocks, int Chunk = 32>
 struct Shape {
   static constexpr int kRowTiles = RowTiles, kGroups = Groups, kSplit = Blocks, kChunk = Chunk;
 };
-constexpr int kAtOnceColumns =
+constexpr int kWgmmaColumns =
     32;  // columns of a wgmma; with 16, reading A from registers takes longer than the product
 
 // A matrix of which a block of the persistent kernel has `Rows` rows.
@@ -135,7 +135,7 @@ struct Product : Cut {
                        kAtOnce = power_of_2_below(min_of(kGroupShares, kFragments / kOf)),
                        kRounds = kGroupShares / kAtOnce, kRoundShares = kGroups * kAtOnce;
   // Shares whose sums registers hold beside them.
-  static constexpr int kInFlight = min_of(kAtOnce, power_of_2_below(32 / (M::kChains * kAtOnceColumns)));
+  static constexpr int kInFlight = min_of(kAtOnce, power_of_2_below(32 / (M::kChains * kWgmmaColumns)));
   static constexpr int kTiles = kChunk / kTileColumns, kOwn = kChunk / kSplit;  // the latter: columns, of a block
   static constexpr int kItems = kTileRows / 4;   // of a column, for threads that finish it
   static constexpr int kStride = kTileRows + 4;  // of a column's sums: no two lanes of a store meet in a bank
@@ -183,20 +183,20 @@ struct Product : Cut {
     }
   }
 
-  // Sums of kAtOnceColumns columns: of each of their tiles what mma gives this lane.
+  // Sums of kWgmmaColumns columns: of each of their tiles what mma gives this lane.
   struct Sums {
-    float4 tile[kAtOnceColumns / kTileColumns];
+    float4 tile[kWgmmaColumns / kTileColumns];
 
     __device__ __forceinline__ Sums plus(const Sums& other) const {
       Sums sum;
 #pragma unroll
-      for (int t = 0; t < kAtOnceColumns / kTileColumns; t++) sum.tile[t] = qmk::plus(tile[t], other.tile[t]);
+      for (int t = 0; t < kWgmmaColumns / kTileColumns; t++) sum.tile[t] = qmk::plus(tile[t], other.tile[t]);
       return sum;
     }
   };
   // Of some of a round's shares of K, added in pairs. input: shared address of the round's. others: room for the sums
   // of all chains but the first.
-  using Chains = float4[kInFlight][M::kChains][kAtOnceColumns / kTileColumns];
+  using Chains = float4[kInFlight][M::kChains][kWgmmaColumns / kTileColumns];
   template <int First = 0, int Count = kAtOnce>
   static __device__ __forceinline__ Sums multiply(Chains& others, const uint4 (&weights)[kAtOnce][kOf],
                                                   uint32_t input) {
@@ -226,7 +226,7 @@ struct Product : Cut {
 #pragma unroll
       for (int s = 0; s < Count; s++)
 #pragma unroll
-        for (int t = 0; t < kAtOnceColumns / kTileColumns; t++) {
+        for (int t = 0; t < kWgmmaColumns / kTileColumns; t++) {
           if (shared(First + s)) sum[s].tile[t] = others[s][0][t];
 #pragma unroll
           for (int c = 1; c < M::kChains; c++) sum[s].tile[t] = qmk::plus(sum[s].tile[t], others[s][c][t]);
@@ -242,13 +242,13 @@ struct Product : Cut {
   // A round's sums to where the round before left its own. Rounds are added in pairs: 0 and 1, 2 and 3, both. Round 2's
   // wait at `second`: there the last turn's were, which all are done with.
   static __device__ __forceinline__ void keep(const Sums& sums, float* first, float* second, int round) {
-    float y[kAtOnceColumns / 2];
+    float y[kWgmmaColumns / 2];
     auto each = [&](auto work) {
 #pragma unroll
-      for (int i = 0; i < kAtOnceColumns / 2; i++) work(y[i], (i / 4 * kTileColumns + i % 2) * kStride + i / 2 % 2 * 8);
+      for (int i = 0; i < kWgmmaColumns / 2; i++) work(y[i], (i / 4 * kTileColumns + i % 2) * kStride + i / 2 % 2 * 8);
     };
 #pragma unroll
-    for (int t = 0; t < kAtOnceColumns / kTileColumns; t++)
+    for (int t = 0; t < kWgmmaColumns / kTileColumns; t++)
       y[4 * t] = sums.tile[t].x, y[4 * t + 1] = sums.tile[t].y, y[4 * t + 2] = sums.tile[t].z,
             y[4 * t + 3] = sums.tile[t].w;
     if (kRounds > 2 && round == 3) each([&](float& sum, int at) { sum = second[at] + sum; });
@@ -374,8 +374,8 @@ __global__ void __launch_bounds__(Q::kThreads)
       }
       wait_for_copy(bars, round & 1);
 #pragma unroll 1
-      for (int i = 0; i < Q::kChunk / kAtOnceColumns; i++) {
-        const int part = i * (kAtOnceColumns / kTileColumns);  // its first tile
+      for (int i = 0; i < Q::kChunk / kWgmmaColumns; i++) {
+        const int part = i * (kWgmmaColumns / kTileColumns);  // its first tile
         if (i && part >= tiles) break;
         const auto sum =
             Q::multiply(others, weights, input + group * Q::kAtOnce * Q::kShareInput + part * V::kTileBytes);
