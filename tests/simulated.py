@@ -130,11 +130,11 @@ class Says(Decoder):
     def fail(self, where: str, error: Exception) -> None:
         """`device` knows what fails."""
 
-    def start(self, slot, prompt, sampling, pages):
+    def start(self, slot, prompt, sampling, pages, watch):
         self.device.started += self.device.who([slot])
         self.device.fail("start", [slot])
         told = {"rows": prompt.rows, "trailing": prompt.trailing, "text_open": prompt.text_open, "frames": 10**9}
-        super().start(slot, SimpleNamespace(**told), sampling, pages)
+        super().start(slot, SimpleNamespace(**told), sampling, pages, watch)
         kept, done = b"", prompt.prefix.rows if prompt.prefix else 0
         if done:
             kept = self.prefixes.setdefault(prompt.prefix, digest(prompt.rows[:done]))

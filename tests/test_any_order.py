@@ -191,7 +191,7 @@ class Caller:
         result = self.result
         audio, error = (result.audio, result.error) if result else (self.audio, self.error)
         if result:
-            assert result.settled and bool(audio) or error
+            assert result.settled and (audio or error)
             if self.way != "stream":
                 assert self.ends == 1, "on_end is called once"
         if error:
