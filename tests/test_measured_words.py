@@ -306,6 +306,16 @@ def test_a_checkpoint_that_names_no_head_is_searched_while_it_speaks(tmp_path, m
     assert told_of_it.startswith(f"{folder}: measured, because head 2 of layer 3 follows the text")
 
 
+def test_what_an_engine_says_at_load_is_not_searched(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    with TTSEngine.load(demo_with(tmp_path / "voice", None), device="cpu", threads=1) as engine:
+        finder = engine._core.finder
+        engine._warm_up()
+        assert finder._tries == text_path._TRIES
+        engine.generate("Hello there.", max_frames=2)
+        assert finder._tries == text_path._TRIES - 1
+
+
 def test_random_weights_have_no_such_head(tmp_path, monkeypatch, tiny):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
     folder = tmp_path / "voice"

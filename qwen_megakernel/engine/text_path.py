@@ -45,7 +45,7 @@ class TextPath(Watch):
             each = [here - next_ for here, next_ in zip(near, [*near[1:], *far], strict=True)]
             to = self.first + (_MOST if far[0] > 0.5 else each.index(max(each)))
             for token in range(len(self.starts), to + 1):
-                before = self._before[1][max(0, token - self._before[0]) :][:1]
+                before = self._before[1][token - self._before[0] :][:1]
                 # It begins where half of the attention has got to it, between the frame before and this one.
                 reached = behind[token - begins]
                 back = (reached - whole / 2) / max(1e-9, reached - sum(before))
@@ -83,11 +83,12 @@ class HeadTrial(Watch):
 
 class HeadFinder:
     """Knows the head that an engine follows. If nobody told it, it looks for one in the first utterances, and then
-    learns its offset in the next ones. The engine's thread owns it; others may read `head`."""
+    learns its offset in the next ones. The engine's thread owns it; others may read `head`, and set `looks`."""
 
     def __init__(self, head: TextHead | None = None, keep: Callable[[TextHead | None], None] | None = None):
         """`head`: a known one. `keep`: takes what was found, None for no head; without it nothing is looked for."""
         self.head = head
+        self.looks = True  # False: for none in utterances that begin
         self._keep = keep
         self._tries = _TRIES if keep and not head else 0  # that are left
         self._frames = 0  # of utterances that ended well
@@ -99,6 +100,8 @@ class HeadFinder:
         """What shall see the attention of an utterance that begins. `text_at`, `text`: see `Watch`."""
         if head := self.head or self._found:
             return TextPath(text_at, text, head)
+        if not self.looks:
+            return None
         self._tries -= 1
         return HeadTrial(text_at, text) if self._tries >= 0 else None
 

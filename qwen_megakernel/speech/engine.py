@@ -134,6 +134,7 @@ class TTSEngine(SpeechEngine):
     def _warm_up(self) -> None:
         """Say a short utterance, so that the first caller does not pay for what is made at first use. Keep no trace."""
         request: dict[str, Any] = {"voice": self.placeholder_voice(), "runaway_guard": False}
+        self._core.finder.looks = False  # most of what is said here is cut, so it tells of no head
         try:
             with self._told_of_memory(), contextlib.suppress(TextTooLongError):
                 first_words(self.generate, request, again=self._has_spare)  # too long for the smallest slots
@@ -144,6 +145,7 @@ class TTSEngine(SpeechEngine):
             raise
         self._prompts.forget()
         self._core.forget()
+        self._core.finder.looks = True
         torch.cuda.empty_cache()  # what only loading needed
 
     # ------------------------------------------------------------ what it tells about itself
