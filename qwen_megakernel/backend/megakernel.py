@@ -424,6 +424,7 @@ class MegakernelFrameDecoder:
         while self._launches:
             self._launches.popleft()
             self._launcher.collect()
+        self._launcher.await_told()  # it reads and writes memory of sequences
         self._untold = []
         self._sequences.clear()
         self.prefixes.clear()

@@ -29,9 +29,9 @@ one, 64 always open get 349, 365, 371 and 374 seconds of audio a second with 1, 
 """
 
 SMALL_LAUNCH = 64
-"""Who has heard nothing yet does not wait for a launch of more sequences. With 64 it takes 3.3 ms on an H200, and one of
-16 takes 1.6 ms, but then the 64 need a second one. On a simulated H200, 64 always open get 676 seconds of audio a second
-instead of 622, with p50 TTFC 12 ms instead of 9; live listeners hear their first audio as soon as before
+"""Who has heard nothing yet does not wait for a launch of more sequences. A launch of 64 takes 3.3 ms on an H200. One
+of 16 takes 1.6 ms, but then the 64 need further ones. On a simulated H200, 64 always open get 676 seconds of audio a
+second instead of 622, with p50 TTFC 12 ms instead of 9. Live listeners hear their first audio as soon as before
 (docs/log/2026-11-28.md#wide-shapes)."""
 
 _FIRST_FRAME_S = 0.005
@@ -90,7 +90,7 @@ class Scheduler:
             return []
         # Who lacks frames of the first chunk does not wait for a launch of hundreds, unless that chunk is long.
         first = any(not s.given and s.launched < LONG_CHUNK for s in ready)
-        quick = 2 * len(ready) <= 3 * self._narrow  # in one launch, 24 take as long as in two
+        quick = 2 * len(ready) <= 3 * self._narrow  # in one launch, 24 take hardly less time than in two
         quick |= first and len(ready) > SMALL_LAUNCH
         return ready[: self._narrow if quick else self._width]
 

@@ -202,8 +202,8 @@ class _Server(uvicorn.Server):
         else:
             self._stopping = True
             loop = asyncio.get_running_loop()
-            begin = lambda: loop.create_task(self._drain_and_exit(sig, frame))  # noqa: E731
-            loop.call_soon_threadsafe(begin, context=Context())  # the signal may come amid a request's code
+            context = Context()  # the signal may come amid a request's code
+            loop.call_soon_threadsafe(lambda: loop.create_task(self._drain_and_exit(sig, frame)), context=context)
 
     async def _drain_and_exit(self, sig: int, frame) -> None:
         open_now, options = len(self._service.sessions), self._service.options

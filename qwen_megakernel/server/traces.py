@@ -99,6 +99,6 @@ class Traces:
     def close(self) -> None:
         """Send what was not sent yet, for a moment at most: the collector may be gone."""
         self._thread.shutdown()
-        last = threading.Thread(target=self._provider.shutdown, daemon=True)
+        last = threading.Thread(target=self._provider.shutdown, name="qwen_megakernel traces end", daemon=True)
         last.start()
         last.join(_CLOSE_S)
