@@ -87,8 +87,8 @@ __device__ __forceinline__ float inverse_rms_of(const float* squares, int column
   return rsqrtf(sum_of_pairs(y) * (1.f / K) + 1e-6f);
 }
 
-// d = A * B, or d += it: 64 rows by 32 columns, a step of K. A warp has 16 rows, as in mma's A operand; of 8
-// columns each lane gets what mma gives it. The bits are mma's: 200 million sums of 1 to 8 steps were equal.
+// d = A * B, or d += it: 64 rows by 32 columns, a step of K. A warp has 16 rows, as in mma's A operand; of 8 columns
+// each lane gets what mma gives it. The bits are mma's: 200 million sums of 1 to 8 steps were equal.
 //
 // ptxas (13.0) takes sums of the same registers for the same sums, whatever wgmma wrote there in between. wgmma_fresh
 // gets registers of its own, so one of them in each sum suffices. If all were, more would be needed than there are.
@@ -119,8 +119,7 @@ template <int RowTiles, int Groups, int Blocks, int Chunk = 32>
 struct Shape {
   static constexpr int kRowTiles = RowTiles, kGroups = Groups, kSplit = Blocks, kChunk = Chunk;
 };
-constexpr int kWgmmaColumns =
-    32;  // columns of a wgmma; with 16, reading A from registers takes longer than the product
+constexpr int kWgmmaColumns = 32;  // of a wgmma: with 16, reading A from registers takes longer than the product
 
 // A matrix of which a block of the persistent kernel has `Rows` rows.
 template <int Rows, int K, bool Fp8, class Cut>

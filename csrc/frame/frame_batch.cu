@@ -172,7 +172,6 @@ struct Recorder : WeightSteps {
   const FrameParams* const params;  // on the GPU, this launch's
   const cudaStream_t stream;
   cudaError_t error = cudaSuccess;
-  static constexpr int kLeastColumns = 32;  // of a block, where there are as many: each reads all its weights
 
   // cluster: blocks of one; 0: there are none.
   template <class... Params, class... Args>
@@ -194,13 +193,11 @@ struct Recorder : WeightSteps {
     if (error == cudaSuccess)
       error = cudaFuncSetAttribute(product_kernel<Q, Finish>, cudaFuncAttributeMaxDynamicSharedMemorySize, Q::kBytes);
     // No more clusters than there is room for at once, each with as many chunks as the others.
-    const int clusters = rows / Q::kTileRows, chunks = (p.columns + Q::kChunk - 1) / Q::kChunk,
-              least = max_of(1, kLeastColumns / Q::kChunk),
-              most = max_of(1, min_of(room<Q, Finish>() / clusters, chunks / least)),
-              turns = (chunks + most - 1) / most, groups = (chunks + turns - 1) / turns;
+    const int clusters = rows / Q::kTileRows, chunks = (p.columns + Q::kChunk - 1) / Q::kChunk;
+    const int most = max_of(1, room<Q, Finish>() / clusters), turns = (chunks + most - 1) / most;
     const ProductArgs args{matrix, static_cast<size_t>(stages) * kStageBytes, p.batch.vectors[input],
                            p.batch.squares[input], &params->columns};
-    launch(product_kernel<Q, Finish>, dim3(clusters * Q::kSplit, groups), Q::kThreads, Q::kBytes,
+    launch(product_kernel<Q, Finish>, dim3(clusters * Q::kSplit, (chunks + turns - 1) / turns), Q::kThreads, Q::kBytes,
            Q::kSplit > 1 ? Q::kSplit : 0, args, finish);
   }
   // Clusters of a product's kernel that the GPU has room for at once.
