@@ -121,9 +121,11 @@ def test_callers_who_do_everything(rng):
 
         with ThreadPoolExecutor(9) as pool:
             stopping = pool.submit(stop_now_and_then)
-            for done in [pool.submit(call, script) for script in scripts]:
-                done.result()
-            over.set()
+            try:
+                for done in [pool.submit(call, script) for script in scripts]:
+                    done.result()
+            finally:
+                over.set()
             stopping.result()
         judge(fault, "who listens to the end gets all the sound", held)
         server.at_rest()
@@ -259,11 +261,13 @@ def test_a_rolling_restart_behind_nginx(two_behind_nginx, rng):
 
     with ThreadPoolExecutor(CALLERS) as pool:
         calling = [pool.submit(call, rng.getrandbits(32)) for _ in range(CALLERS)]
-        for server in servers:
-            server.process.send_signal(signal.SIGTERM)
-            server.process.wait(PATIENCE_S)
-            server.start()
-        over.set()
+        try:
+            for server in servers:
+                server.process.send_signal(signal.SIGTERM)
+                server.process.wait(PATIENCE_S)
+                server.start()
+        finally:
+            over.set()
         for one in calling:
             one.result()
     judge("a rolling restart of two servers behind nginx", "nobody is refused or cut", held)
