@@ -5,6 +5,7 @@ import queue
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -130,7 +131,8 @@ class Output:
     def _hand_out_frames(self, frames: int) -> None:
         first, last = self.handed_frames, self.handed_frames + frames
         # `np.concatenate` would give up the interpreter for every frame: 61 us a chunk with 256 utterances.
-        samples = np.frombuffer(bytearray().join(self.sound[first:last]), np.float32)
+        sound: list[Any] = self.sound[first:last]  # mypy does not know that an array is a buffer
+        samples = np.frombuffer(bytearray().join(sound), np.float32)
         for effect in self.effects:
             samples = effect.push(samples)
         self._to_come += self.codes[first:last]
