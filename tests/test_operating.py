@@ -540,10 +540,17 @@ def test_a_wrong_option_is_refused_by_name(given, capsys, file, variables, words
     assert words in capsys.readouterr().err
 
 
-def test_what_would_not_start_is_not_printed(capsys):
-    assert cli.main(["serve", "--grace-seconds", "-1", "--print-config"]) == 1
+@pytest.mark.parametrize(
+    "entrance, option, value, words",
+    [
+        ("serve", "--grace-seconds", "-1", "must be 0 to"),
+        ("wyoming", "--metrics-port", "70000", "must be 1 to 65535, got 70000"),
+    ],
+)
+def test_what_would_not_start_is_not_printed(capsys, entrance, option, value, words):
+    assert cli.main([entrance, option, value, "--print-config"]) == 1
     told = capsys.readouterr()
-    assert told.out == "" and "--grace-seconds must be 0 to" in told.err
+    assert told.out == "" and f"{option} {words}" in told.err
 
 
 def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_option(given):

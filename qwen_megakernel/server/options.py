@@ -101,6 +101,8 @@ class ServerOptions:
         for name in ("grace_seconds", "drain_seconds"):
             if not 0 <= getattr(self, name) <= _LONGEST_S:
                 raise BackendError(f"{name} must be 0 to {_LONGEST_S}, got {getattr(self, name)}")
+        if self.metrics_port is not None and not 1 <= self.metrics_port <= 65535:
+            raise BackendError(f"metrics_port must be 1 to 65535, got {self.metrics_port}")
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_keyfile_password or self.ssl_ca_certs):
             raise BackendError("ssl_certfile must be given with the other ssl options: they are for its TLS")
         for name in self.served_names:

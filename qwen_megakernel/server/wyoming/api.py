@@ -140,7 +140,7 @@ def tell_metrics(server: WyomingServer, host: str, port: int) -> WSGIServer:
     server.service.journal.counts = metrics = Metrics(server.service, OpenCount(), server.open)
     try:
         listener, _ = start_http_server(port, host, metrics.registry)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise BackendError(f"cannot listen on {host}:{port}: {error}; choose another --metrics-port") from None
     return listener
 
