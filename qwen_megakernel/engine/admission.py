@@ -166,7 +166,7 @@ class Admission:
                 callbacks.call(lambda: None, last=True)
         self.settle(sequence, error=error)
         try:
-            threading.Thread(target=_call_on_end, args=(sequence,), daemon=True).start()
+            threading.Thread(target=_call_on_end, args=(sequence,), name="qwen_megakernel on_end", daemon=True).start()
         except RuntimeError:  # no more threads, and whoever else waits must be told too
             _call_on_end(sequence)
         self.wake()

@@ -35,7 +35,7 @@ _ENGINE_GAUGES = {
     "running": "Utterances that have a slot",
     "queued": "Utterances that wait for a slot",
     "max_streams": "Slots",
-    "sustained": "Live listeners that the engine can speak to at once without gaps",
+    "sustained": "Utterances that may run at once without gaps: what the device was measured to make, or the slots",
     "pages": "Pages of keys and values, of 64 positions each; 0: the slots share none",
     "pages_reserved": "Pages that running utterances have",
     "pages_filled": "Pages that hold keys and values",
