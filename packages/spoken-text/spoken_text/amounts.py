@@ -157,7 +157,7 @@ def units(spoken: Spoken, rule: Rules) -> None:
 def ranges(spoken: Spoken, rule: Rules) -> None:
     """Two numbers with a dash between. A hyphen counts only if the second one is larger: 3-2 is a score."""
     number = spoken.pattern
-    guard = rf"(?![.,:/_]?\d)(?![-–~]\d){_TAIL}" + ("(?![가-힣])" if spoken.code == "ko" else "")
+    guard = rf"(?![.,:/_]?\d)(?![-–~]\d)(?!-[^\W\d]\S*\d){_TAIL}" + ("(?![가-힣])" if spoken.code == "ko" else "")
 
     @rule(DASHES, rf"(?<![\w.,:/-])({number})(?: (?=[–~～〜]))?({DASH})(?:(?<=[–~～〜]) )?({number}){guard}")
     def said(found: Found) -> str | None:

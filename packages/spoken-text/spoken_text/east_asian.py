@@ -193,7 +193,7 @@ class EastAsian(Spoken):
         rule("/", named, lambda f: self.on_date("", int(f[1]), f[2]) if re.match(weekday, f.behind) else None)
 
     def dotted_dates(self, year: str, month: str, day: str, rule: Rules) -> None:
-        rule(".", rf"(?<![\w.,/-]){year}\.{month}\.{day}(?![\w.])", self.date_at)
+        rule(".·", rf"(?<![\w.,/-]){year}[.·]{month}[.·]{day}(?![\w.])", self.date_at)
 
     def month(self, year: str, month: str) -> str:
         """A month in words."""

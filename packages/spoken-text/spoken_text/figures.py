@@ -35,6 +35,7 @@ def phones(spoken: Spoken, rule: Rules) -> None:
     rule("-. ", rf"(?<![\w.,-])(?<!\d )(?:\(\d{{3}}\)[ -]?|\d{{3}}[-. ])\d{{3}}[-. ]\d{{4}}{after}", say)
     rule("(", rf"{before}\(\d\d\) ?9?\d{{4}}-\d{{4}}{after}", say)
     rule("-/ ", r"(?<![\w.,:/-])(?<!\d )0\d{1,4}(?:[ -]\d{2,}|/\d{4,})+(?!\w|[.,]\d)", say)
+    rule("-", rf"{before}1-8\d\d(?=-[A-Za-z])", say)  # 1-800-FLOWERS
     if spoken.code in ("es", "pt"):
         rule(" ", rf"{before}\d\d \d{{3}} \d\d \d\d{after}", say)
         rule(" ", rf"{before}[679]\d\d \d{{3}} (?!000)\d{{3}}{after}(?! \d| ?[€$%])", say)
@@ -109,7 +110,7 @@ def fractions(spoken: Spoken, rule: Rules) -> None:
             return spoken.dated(found, "", bottom, str(top)) if is_day else keep(found)
         return said if not whole else spoken.with_part(whole, said, is_half=bottom == 2 and top == 1)
 
-    below = r"(?<![\w.,/)%-])[-−](?=\d{1,3}/\d{1,3}(?![\d/]))"
+    below = r"(?<![\w.,/)%-])[-−](?=(?:\d{1,3} )?\d{1,3}/\d{1,3}(?![\d/]))"
     rule("-−", below, lambda f: spoken.below_zero(f[0]))
     rule("".join(VULGAR), rf"(?<![\w.,/:–-])(?:(\d{{1,2}}) ?)?([{''.join(VULGAR)}]){unit}(?![\w/])", measured)
     rule("/", rf"(?<![\w.,/:–-])(?:(\d{{1,2}}) )?([1-9]/(?:10|[2-9])){unit}(?![{letters}/]|[.,]\d|-\d)", measured)

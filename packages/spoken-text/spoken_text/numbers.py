@@ -177,7 +177,7 @@ class Numbers:
         if spoken.ordinal_ends:
             grouped = rf"(?<![\d.,])\d{{1,3}}(?:[{re.escape(spoken.groups)}]\d{{3}})+(?={spoken.ordinal_ends})"
             rule("".join(spoken.groups), grouped, lambda f: Kept(re.sub(r"\D", "", f[0])))
-            rule("", rf"(?<![\d.,])(0*[1-9]\d{{0,5}}){spoken.ordinal_ends}", spoken.ordinal_at)
+            rule("", rf"(?<![\d.,])(0*[1-9]\d{{0,11}}){spoken.ordinal_ends}", spoken.ordinal_at)
 
     def _rest(self, rule: Rules) -> None:
         spoken, number, blank = self.spoken, self.spoken.pattern, self.spoken.blank

@@ -33,6 +33,7 @@ class Around:
     after: str = ""  # the word after, if the phrase ended because of it; in Chinese and Japanese a character
     begins: bool = False  # does the phrase begin a line?
     ordinal_end: str = ""  # of the ordinal that the phrase's rules read last; only in German
+    ruled: tuple[str, str] = ("", "")  # the noun of the last number, and the preposition before it; only in Russian
 
 
 class Found:
@@ -78,7 +79,7 @@ class Found:
 
     def stop(self, written: str, nouns_are_capital: bool = False) -> str:
         """A full stop if the match ends with `written`, an abbreviation, whose full stop also ends the sentence."""
-        if written[-1] != "." or self.rest.strip():
+        if written[-1] != "." or self.rest.strip() or (written == "долл." and self.around.after.startswith("США")):
             return ""
         if not self.around.after:
             return "."

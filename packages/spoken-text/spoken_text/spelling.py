@@ -104,6 +104,7 @@ def numbers(spoken: Spoken, rule: Rules) -> None:
     if spoken.joined:
         alone = r"^(\d{1,4}) / (\d{1,4})$"
         rule("/", alone, lambda f: f"{f[1]}/{f[2]}" if f.around.begins and not f.around.after else None)
+    rule(" ", r"(?<![\w.,])\d{1,3}(?: \d{3}){5,9}(?![\w]|[.,]\d| \d)", lambda f: spoken.digits(f[0].replace(" ", "")))
     # A comma comes between a date and a time, and between the items of a list without blanks.
     comma = spoken.pause.strip()
     blank = spoken.pause.removeprefix(comma)
@@ -114,6 +115,8 @@ def numbers(spoken: Spoken, rule: Rules) -> None:
     rule(",", items, lambda f: f[1] + comma + blank)
     rule(":h", r"(?<![\w.,:/-])((?:19|20)\d\d) (?=\d\d?[:h]\d\d)", lambda f: f"{f[1]}{comma} ")
     _dates(spoken, rule)
+    if spoken.decimal == ".":  # .5kg
+        rule(".", rf"(?<![\w.,:/$€£-])(?=\.\d{{1,5}} ?(?:{spoken.unit_names})(?!\w))", lambda f: "0")
     rule("kcdmf23м", r"(?<=\d) ?((?:[kcdm]?m|ft|[кс]?м))([23])(?![\w²³])", lambda f: f" {f[1]}{'²³'[f[2] == '3']}")
     # Chapter 01 has no zero, and 66·5 is a decimal.
     rule("0", r"^0+(?=[1-9]\d?(?!\w|[.,:/-]\d))", lambda f: "" if _is_label(spoken, f) else None)

@@ -38,6 +38,8 @@ class Tags(Stage):
 
     def __init__(self):
         self._code = False  # within inline code
+        self._keys = ""  # the names in the tags before the one that is held: <Ctrl><Tab>
+        self._gap = False  # does an empty element part two words, as in go<noise/>home?
         self._left = self._behind = ""  # the character before this one, and before the tag
         self._until: re.Pattern | None = None  # matches the end of the part that is left out
         self._tail = ""  # the end of that part so far
@@ -50,11 +52,13 @@ class Tags(Stage):
                 self._tail = ""
             return ""
         if self._held[-1:] == ">" and _PLACEHOLDER.fullmatch(self._held):  # <Enter> is a key, but <Tool>x an element
-            named = not (character.isascii() and character.isalnum() or character == "<")
-            given = self._named() if named else ""
+            keys, self._keys = self._keys + self._named(), ""
+            if character == "<":  # the next tag tells
+                self._keys, keys = f"{keys} ", ""
             self._held = ""
-            return given + self.feed(character)
+            return ("" if character.isascii() and character.isalnum() else keys) + self.feed(character)
         left, self._left = self._left, character
+        gap, self._gap = " " if self._gap and character.isalnum() else "", False
         if character in "`\n":
             self._code = character == "`" and not self._code
         begins = character == "<" or (character == "&" and not self._held.startswith("<"))
@@ -62,7 +66,7 @@ class Tags(Stage):
             given, self._held = self._held, character if begins else ""
             if begins:
                 self._behind = left
-            return given if begins else given + character
+            return given if begins else gap + given + character
         self._held += character
         return self._in_tag() if self._held[0] == "<" else self._in_entity()
 
@@ -75,11 +79,13 @@ class Tags(Stage):
             return self.end()
         elif held[-1] == ">":
             if tag := _TAG.fullmatch(held):
-                if tag[2].lower() not in _ELEMENTS and not self._code and _PLACEHOLDER.fullmatch(held):
+                if (tag[2].lower() not in _ELEMENTS or tag[2] == "Del") and not self._code and _PLACEHOLDER.fullmatch(held):
                     return ""  # the next character tells
                 self._held = ""
                 if self._is_named(held, tag[2].lower()):
                     return f"{' ' if self._behind.isalnum() else ''}{tag[2]}"
+                self._gap = bool(tag[3]) and tag[2].lower() not in _ELEMENTS and self._behind.isalnum()
+                self._keys = ""
                 return self._leave_out(bool(tag[1]), tag[2].lower(), bool(tag[3]))
             if address := _ADDRESS.fullmatch(held):
                 self._held = ""
@@ -97,7 +103,8 @@ class Tags(Stage):
     def end(self) -> str:
         if _PLACEHOLDER.fullmatch(self._held):
             self._held = self._named()
-        return super().end()
+        keys, self._keys = self._keys, ""
+        return keys + super().end()
 
     def _is_named(self, tag: str, name: str) -> bool:
         """Does the text speak of what stands in the brackets?"""

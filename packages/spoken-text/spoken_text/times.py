@@ -72,6 +72,8 @@ def clocks(spoken: Spoken, rule: Rules) -> None:
             return "" if day in spoken.words("no_start") or day.isupper() else found.stop(found[0])
 
         rule(":：", rf"{clock}{_ENGLISH_HALF}?", lambda f: spoken.at_time(f[1], f[2], f[3]) + stop(f))
+        dotted = rf"(?<![\w:.,]){HOUR}\.{MINUTE}{_ENGLISH_HALF}"
+        rule(".", dotted, lambda f: spoken.at_time(f[1], f[2], f[3]) + stop(f))
         hour = rf"(?<![\d:.,])(\d\d?){_ENGLISH_HALF}"
         rule(".Mm", hour, lambda f: f"{spoken.cardinal(f[1])} {f[2].upper()}M{stop(f)}")
     else:

@@ -42,6 +42,9 @@ class Words(Stage):
             return self._end_word(" ")
         if is_cjk(character) and self._goes_on(character):
             return ""
+        if character in "〜～" and self._numbers and not (self._word or self._phrase):
+            self._word = character  # a number may follow
+            return ""
         if character == "\n" or is_mark(character) or is_cjk(character):
             blank = " " if is_cjk(character) and not self._word else ""  # it came behind the phrase
             after = character if is_cjk(character) else ""

@@ -66,7 +66,6 @@ class Language(Germanic):
 
     def last(self, rule: Rules) -> None:
         rates = self.table("rates")
-        rule("il", rf"(?<=(?:illionen|lliarden) )({self.unit_names})$", lambda f: self.units[f[1]][1])
         written = rf"(?<=[a-z]{{3}})/(\d{{1,4}} )?({ends_of(rates)})(?![\w²³])"
         rule("/", written, lambda f: f" pro {f[1] or ''}{rates[f[2]]}")
 
@@ -146,6 +145,10 @@ class Language(Germanic):
         def starts(found: Found) -> str | None:
             sure = found.around.after == "bis" and found.around.before.lower() in ("von", "zwischen", "ab")
             return self.at_time(found[1], found[2]) if sure else None
+
+        padded = r"(?<![\w.,])([0-3]\d)\.(0[1-9]|1[0-2])(?![\w.]|,\d| (?:Uhr|h)\b)"
+        days = "am", "vom", "zum"  # um 08.10 is a time
+        rule(".", padded, lambda f: self.dated(f, "", int(f[2]), f[1]) if f.before in days and 0 < int(f[1]) < 32 else None)
 
         @rule(".", rf"(?<![\w.]){DAY}\.{MONTH}\.(\d\d)(?![\w.]|[,/]\d)")
         def short(found: Found) -> str | None:
@@ -232,7 +235,9 @@ class Language(Germanic):
 
     def ordinals(self, rule: Rules) -> None:
         """The 2. Platz: its article, or its noun, tells its ending."""
+        rule("il", rf"(?<=(?:illionen|lliarden) )({self.unit_names})$", lambda f: self.units[f[1]][1])
         rule("efm", r"(?<![\d.,])(\d+)(er|fach\w*|mal)\b", lambda f: self.cardinal(f[1]) + f[2])
+        rule("t", r"(?<![\w.,/-])(\d{1,6})-?s?te([mnrs]?)(?!\w)", lambda f: self.ordinal(f[1]) + f[2])
 
         @rule(".", r"(?<![\w.,:/])(\d{1,3})\./(\d{1,3})\.(?= \w)")
         def both(found: Found) -> str | None:

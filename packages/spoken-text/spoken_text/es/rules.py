@@ -55,7 +55,7 @@ class Language(Romance):
 
     def end(self, rule: Rules) -> None:
         self.iberian(rule)
-        day = rf"(?<![\w.,:/-]){HOUR}(?:[:.]{MINUTE})? ?(?:([ap])m(?!\w)|de la (mañana|tarde)(?!\w))"
+        day = rf"(?<![\w.,:/-]){HOUR}(?:[:.]{MINUTE})? ?(?:([ap])\.?m(?![\w.])|de la (mañana|tarde)(?!\w))"
         rule("dm", day, self._of_day)
         half = r"(?= ?[apAP]\. ?[mM]\.)"
         rule(".", rf"(?<![\w.,:/-])(\d\d?)\.([0-5]\d){half}", lambda f: self.at_time(f[1], f[2]))

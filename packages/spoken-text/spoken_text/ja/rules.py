@@ -24,8 +24,10 @@ class Language(EastAsian):
 
         rule(",", r"(?<![\d.,])([1-9]),(?=[1-9](?:人|個|日|回|年|月|本|枚|台|匹|名|歳|度|件))", lambda f: f"{f[1]}、")
         # 10:00～ and 3,000円～ have no other end.
-        written = r"(?<=[\d円時分日月年人歳個%]) ?[～〜~]$"
+        written = r"(?<=[\d円時分日月年人歳個%紀代]) ?[～〜~](?=紀|$)"
         rule("~〜～", written, lambda f: self.to if f.around.after not in ("～", "〜") else None)
+
+        rule("〜～", r"^[〜～](?=\d)", lambda f: self.to if "\u4e00" <= f.ahead[-1:] <= "\u9fff" else None)  # 中旬〜9月
 
         @rule("-", r"(?<![\w.,-])[1-9]\d{0,2}(?:-[1-9]\d{0,3}){2}(?![\w-])")
         def address(found: Found) -> str | None:

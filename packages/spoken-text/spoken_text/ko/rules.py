@@ -138,6 +138,13 @@ class Language(EastAsian):
                 return keep(found)
             return f"{say(found[1])} 번" if named else None
 
+    def last(self, rule: Rules) -> None:
+        """2/5이: the particle goes with what is said last, 오분의 이가."""
+        pairs = dict(zip("이은을과", "가는를와", strict=True))
+        rule("분", r"(?<=분의 )(\S*[이사오구])([이은을과])(?![가-힣])", lambda f: f[1] + pairs[f[2]])
+        pairs_behind = {open: closed for closed, open in pairs.items()}
+        rule("분", r"(?<=분의 )(\S*[일삼육칠팔십])([가는를와])(?![가-힣])", lambda f: f[1] + pairs_behind[f[2]])
+
     def counters(self, rule: Rules) -> None:
         """Numbers with counters and particles. What has another noun behind it stays as it is."""
         number = self.pattern

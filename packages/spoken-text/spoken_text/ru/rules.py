@@ -101,8 +101,17 @@ class Language(European):
         listed = self.table("cases_behind").get(before)
         return listed or {"g": "g", "d": "d", "a": "a", "n": "na"}[self.case_before(before)]
 
+    def _ruler(self, found: Found, noun: str, goes_on: bool = True) -> str:
+        """The word before a number, or the preposition that goes on behind "и": из 5 человек и 3 собак."""
+        before, around = found.before, found.around
+        if goes_on and before in ("и", "или") and not found.head and around.earlier == around.ruled[0]:
+            before = around.ruled[1]
+        if before in self.words("genitive"):
+            around.ruled = noun, before
+        return before
+
     def measured(self, found: Found, value: str, forms: list[str], gender: str) -> str | None:
-        before, after = found.before, found.after
+        before, after = self._ruler(found, found[0].split()[-1]), found.after
         case = self.case_before(before)
         if before in ("в", "во") and after == "от" and forms[2].endswith("метров") and value.isdecimal():
             noun = forms[2].removesuffix("ов") + ("е" if is_one(value) else "ах")
@@ -239,6 +248,8 @@ class Language(European):
         if value[0] == "0":
             return said
         one = is_one(value) and not in_range
+        # собаки behind 3, as 1 собака, follow no preposition
+        before = self._ruler(found, noun, noun[-1] not in "аяыи" or (one and noun[-1] in "ыи"))
         case, gender = self._singular(words, before) if one else self._plural(words, value, before)
         if case == "place":
             return self._place(value, noun) or keep(found)
