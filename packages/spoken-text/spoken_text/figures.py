@@ -92,10 +92,10 @@ def fractions(spoken: Spoken, rule: Rules) -> None:
         said, unit = say(found, is_any), found[3]
         if not said or not unit:
             return said
-        if said in ("un medio", "un mezzo", "um meio"):
-            said = said.partition(" ")[2]
+        if whole_said := spoken.part_of_unit(found[1], VULGAR.get(found[2], found[2]), unit):
+            return whole_said
         forms = plain(spoken.units[unit])
-        form = forms[1 if found[1] and len(forms) > 1 else 0]
+        form = forms[1 if (found[1] or spoken.code == "ru") and len(forms) > 1 else 0]
         return form.format(said) if "{}" in form else f"{said}{'' if spoken.joined else ' '}{form}"
 
     def say(found: Found, is_any: bool) -> str | None:

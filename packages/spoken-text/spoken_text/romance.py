@@ -7,6 +7,7 @@ import re
 
 from spoken_text.european import European, number_of
 from spoken_text.rule import DAY, Found, Kept, Rules, ends_of, initials, keep
+from spoken_text.spoken import gender_of, plain
 
 _WORD = re.compile(r"[a-zà-ÿœ'’-]+")
 _FEMININE_BEFORE = frozenset("las unas estas esas aquellas as umas nas das às estas essas aquelas".split())
@@ -118,6 +119,20 @@ class Romance(European):
         if self.code in ("es", "pt") and not known and not noun[:1].isdigit():
             return "f" if before in _FEMININE_BEFORE else "m" if noun and before in _MASCULINE_BEFORE else ""
         return known
+
+    def part_of_unit(self, whole: str | None, part: str, unit: str) -> str | None:
+        """trois quarts d'heure, deux heures et demie"""
+        name, kind = plain(self.units[unit])[0], gender_of(self.units[unit])
+        if "{}" in name or unit == "%" or (whole and " " in name):
+            return None
+        if part == "1/2":
+            return f"{self.counted(whole, unit)} {self.table('and_half')[kind]}" if whole else f"{self.table('half')[kind]} {name}"
+        said = self.fraction(*map(int, part.split("/")))
+        if whole:
+            return f"{self.counted(whole, unit)}{self._data['and']}{said}"
+        of = self._data["of"]
+        elides = self.code == "fr" and name[0] in "aehiouéê" or (self.code, unit) == ("it", "h")
+        return f"{said} {of[0] + chr(39) if elides else of}{name}"
 
     def of_noun(self, noun: str) -> str:
         return self._data["of"].rstrip()

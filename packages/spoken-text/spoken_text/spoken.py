@@ -302,6 +302,10 @@ class Spoken:
         """A whole number and a fraction."""
         return f"{self.cardinal(whole)}{self._data['and']}{self._data.get('one_half', part) if is_half else part}"
 
+    def part_of_unit(self, whole: str | None, part: str, unit: str) -> str | None:
+        """A fraction such as "3/4", or a whole number and one, with a unit; None if the unit just stands behind."""
+        return None
+
     @cached_property
     def scales(self) -> dict[str, tuple[int, list[str]]]:
         """How a power of ten is written -> the power, and how it is said behind a number."""
