@@ -126,7 +126,11 @@ class Romance(European):
         if "{}" in name or unit == "%" or (whole and " " in name):
             return None
         if part == "1/2":
-            return f"{self.counted(whole, unit)} {self.table('and_half')[kind]}" if whole else f"{self.table('half')[kind]} {name}"
+            return (
+                f"{self.counted(whole, unit)} {self.table('and_half')[kind]}"
+                if whole
+                else f"{self.table('half')[kind]} {name}"
+            )
         said = self.fraction(*map(int, part.split("/")))
         if whole:
             return f"{self.counted(whole, unit)}{self._data['and']}{said}"

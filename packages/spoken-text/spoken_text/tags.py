@@ -79,7 +79,11 @@ class Tags(Stage):
             return self.end()
         elif held[-1] == ">":
             if tag := _TAG.fullmatch(held):
-                if (tag[2].lower() not in _ELEMENTS or tag[2] == "Del") and not self._code and _PLACEHOLDER.fullmatch(held):
+                if (
+                    (tag[2].lower() not in _ELEMENTS or tag[2] == "Del")
+                    and not self._code
+                    and _PLACEHOLDER.fullmatch(held)
+                ):
                     return ""  # the next character tells
                 self._held = ""
                 if self._is_named(held, tag[2].lower()):

@@ -5,7 +5,7 @@ from math import gcd
 
 from spoken_text.european import number_of
 from spoken_text.germanic import Germanic
-from spoken_text.rule import DAY, MONTH, Found, Kept, Rules, ends_of, keep
+from spoken_text.rule import DAY, HOUR, MINUTE, MONTH, Found, Kept, Rules, ends_of, keep
 
 _ENDS_N = re.compile(r"(?:(?:k|m|d|s)?ein|ihr|unser|eur|jed|dies|jen|manch)(?:em|en|es|er)")
 _ROMAN = re.compile(r"[(\[\"„]?[IVXL]{1,8}\.")
@@ -147,8 +147,16 @@ class Language(Germanic):
             return self.at_time(found[1], found[2]) if sure else None
 
         padded = r"(?<![\w.,])([0-3]\d)\.(0[1-9]|1[0-2])(?![\w.]|,\d| (?:Uhr|h)\b)"
-        days = "am", "vom", "zum"  # um 08.10 is a time
-        rule(".", padded, lambda f: self.dated(f, "", int(f[2]), f[1]) if f.before in days and 0 < int(f[1]) < 32 else None)
+        days, hours = ("am", "vom", "zum"), ("um", "gegen")
+        clock = rf"(?<![\w.,]){HOUR}\.{MINUTE}(?![\w.%]|,\d| ?[€%]| [A-ZÄÖÜ])"
+        rule(
+            ".", clock, lambda f: self.at_time(f[1], f[2]) if f.before in hours and not f.after[:1].isupper() else None
+        )
+        rule(
+            ".",
+            padded,
+            lambda f: self.dated(f, "", int(f[2]), f[1]) if f.before in days and 0 < int(f[1]) < 32 else None,
+        )
 
         @rule(".", rf"(?<![\w.]){DAY}\.{MONTH}\.(\d\d)(?![\w.]|[,/]\d)")
         def short(found: Found) -> str | None:
