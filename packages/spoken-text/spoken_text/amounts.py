@@ -9,7 +9,7 @@ from spoken_text.tables import shared_words, table_of
 
 _ONLY_MONEY, DOTTED, _SCORE = map(shared_words, ("only_money", "dotted_units", "score"))
 CODES = shared_words("currency_codes") | SMALL_CODES
-SIGN = r"Rs\.?|(?:US|AU?|CA?|HK|NZ|NT|S|MX|R)\$|CN¥|[$€£¥￥₽₩₹₺₴₪₫฿₱]"
+SIGN = r"Rs\.?|(?:US|AU?|CA?|HK|NZ|NT|S|MX|R)\$|CN¥|[$€£¥￥₽₩₹₺₴₪₫฿₱₡]"
 SIGN_BEHIND = r"zł|Kč|kr\b\.?|руб\b\.?|р\b\.?|долл\b\.?"
 """These stand only behind an amount."""
 

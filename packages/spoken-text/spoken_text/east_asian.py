@@ -121,7 +121,7 @@ class EastAsian(Spoken):
             return self.exact_time(hour, minute, second)
 
         score = r"(?<![\w.,:：/-])([1-9]\d{0,2})[:：]([1-9]\d)(?![\w:：/]|-\d|[.,]\d)"
-        rule(":：", score, lambda f: self.ratio(f) if int(f[1]) > 24 or int(f[2]) > 59 else None)
+        rule(":：", score, lambda f: self.ratio(f) if int(f[1]) > 24 or int(f[2]) > 59 or "比分" in f.ahead else None)
 
     def _hyphens(self, rule: Rules) -> None:
         """嫦娥-5 is no number below zero."""
@@ -231,6 +231,7 @@ class EastAsian(Spoken):
             minus = self.minus if exponent[0] == "-" else ""
             return base + words["^"].format(minus + self.cardinal(str(int(exponent.lstrip("-")))))
 
+        rule("<>", r"(?<=\d)([<>])=(?=\d)", lambda f: "≤" if f[1] == "<" else "≥")
         rule("x", r"(?<=\d) ?x ?(?=\d)", lambda f: named("x"))
         rule("*×✕", r"(?<=[\d)²米厘毫cmM]) ?[×✕] ?(?=[\d(])|(?<=\d)\*(?=\d)", times)
         rule("²", r"(?<=[A-Za-z)])²(?= ?[-+=<>])", lambda f: Kept(f"{blank}{words['²']}"))
@@ -238,7 +239,7 @@ class EastAsian(Spoken):
         formula = rf"(?={term}[A-Za-z\d.,()+×÷*^² −-]{{0,60}}=)"
         rule("=", rf"{left} ?[-−] ?(?=\d[\d.,()+×÷* −-]{{0,60}}=)", lambda f: named("-"))
         rule("+", rf"(?<=[\d)²³方乗곱]) ?\+ ?(?=[\d(])|{left} ?\+ ?{formula}", sign)
-        rule("√", r"√(?=\d)", lambda f: Kept(words["√"] + blank))
+        rule("√", r"([-−]?)√(?=\d)", lambda f: Kept(self.below_zero(f[1]) + words["√"] + blank))
         rule("±", r"±(?=\d)", lambda f: Kept(words["±"] + blank))
         rule("^⁰¹²³⁴⁵⁶⁷⁸⁹", rf"(?<![\w.,])({self.pattern})(\^-?\d{{1,3}}(?![\d.])|⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]{{1,3}})", power)
         rule("÷", r"(?<=[\d)]) ?÷ ?(?=[\d(])", sign)

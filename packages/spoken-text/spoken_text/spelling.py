@@ -12,6 +12,7 @@ from spoken_text.tables import table_of
 _SHORT = ("titles", "short", "short_last")
 """Tables of words that are short for others: before a name only, anywhere, and also at the end of a sentence."""
 _OPENING, _CLOSING = "([\"'“„«¿¡", ",;:!?)]»”\"'"
+_RAISED = str.maketrans("melrs", "ᵐᵉˡʳˢ")
 _BESIDE = r"(?<![\w.,:/-])", r"(?![\w/-]|[.,:]\d)"
 """No digit or mark of a number stands beside."""
 
@@ -19,7 +20,8 @@ _BESIDE = r"(?<![\w.,:/-])", r"(?![\w/-]|[.,:]\d)"
 def _spellings(written: str, code: str) -> set[str]:
     """ "z. B." is also written "z.B.", and begins a sentence with a capital. Spanish "Sr." is also "sr." """
     forms = {written, written[0].upper() + written[1:]} | ({written.lower()} if code in ("es", "it", "pt") else set())
-    return forms | {form.replace(". ", ".") for form in forms}
+    raised = {written[0] + written[1:].translate(_RAISED)} if code == "fr" and written.isalpha() else set()  # Mᵐᵉ
+    return forms | raised | {form.replace(". ", ".") for form in forms}
 
 
 @cache
@@ -73,7 +75,7 @@ def words(spoken: Spoken, rule: Rules) -> None:
         is_start = found[0] not in spoken.table(table) and found[0][0].isupper() and found[0].count(".") == 1
         if is_start and not (after[:1].islower() or after[:1].isdecimal()):
             return None  # "Max." at the end of a sentence is a name
-        is_name = after[:1].isupper() if found[0] in unsure else after[:1].isalpha()
+        is_name = after[:1].isupper() if found[0] in unsure else after[:1].isalpha() or found[0][-1] in "ᵉʳˢ"
         if table == "titles" and not is_name:
             return None
         said = said if found[0][0].islower() or not said[0].islower() else said[0].upper() + said[1:]

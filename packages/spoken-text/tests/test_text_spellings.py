@@ -53,6 +53,13 @@ ROWS = [
     (JA, "7月初旬〜9月中旬、紀元前2世紀〜西暦12年", "七月初旬から九月中旬、紀元前二世紀から西暦十二年"),
     (JA, "すごい〜3人、最高〜！", "すごい〜三人、最高〜！"),
     (ZH, "2019·2·10", "二零一九年二月十日"),
+    (ZH, "计算-2，2<=4，比分17:16", "计算负二，二小于等于四，比分十七比十六"),
+    (JA, "-√2", "マイナスルート二"),
+    (FR, "le Dʳ Martin et Mᵐᵉ Paul, Mr. Dupond", "le Docteur Martin et Madame Paul, Monsieur Dupond"),
+    (KO, "이것은 1 번째, 300N, 3s", "이것은 첫 번째, 삼백 뉴턴, 삼 초"),
+    (ES, "⅖ y ₡ 3", "dos quintos y tres colones"),
+    (EN, "2788 San Tomas Expy, 12 Laguna Ct", "two thousand, seven hundred and eighty-eight San Tomas Expressway, "
+     "twelve Laguna Court"),
     (EN, "<Tool>x</Tool>", "x"),
     (EN, "St. Louis vs. Boston", "Saint Louis versus Boston"),
     (EN, "Set `<lookup>` to true.", "Set lookup to true."),

@@ -117,9 +117,17 @@ class Language(Germanic):
 
     def _streets(self, rule: Rules) -> None:
         """St. is a street behind its name or number, and a saint before a saint's name."""
-        roads = {"Ave": "Avenue", "Blvd": "Boulevard", "Rd": "Road", "Rd.": "Road"}
+        roads = {
+            "Ave": "Avenue",
+            "Blvd": "Boulevard",
+            "Rd": "Road",
+            "Rd.": "Road",
+            "Ct": "Court",
+            "Expy": "Expressway",
+            "Hwy": "Highway",
+        }
 
-        @rule("SABR", r"^(St\.?|Ave|Blvd|Rd\.?)(?=$|[,;:!?)])")
+        @rule("SABRCEH", r"^(St\.?|Ave|Blvd|Rd\.?|Ct|Expy|Hwy)(?=$|[,;:!?)])")
         def road(found: Found) -> str | None:
             before, after = found.around.before.strip("([\"'“"), found.around.after
             named = before[:1].isupper() or before[:1].isdigit() and before[-1:].isalpha()

@@ -43,7 +43,7 @@ class Language(EastAsian):
     def holds(self, word: str, held: str) -> bool:
         if held[-1] == "." and _DATE_GOES_ON.search(held) and word[:1].isdecimal():
             return True
-        starts = held[-1] in "~-–" and word.startswith(tuple(self.words("halves")))
+        starts = word.startswith("번째") or held[-1] in "~-–" and word.startswith(tuple(self.words("halves")))
         return held[-1] not in ".,;:!?" and (starts or self.counter.match(word) is not None)
 
     def dotted_dates(self, year: str, month: str, day: str, rule: Rules) -> None:
