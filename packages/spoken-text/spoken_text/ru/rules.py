@@ -111,7 +111,7 @@ class Language(European):
         return before
 
     def measured(self, found: Found, value: str, forms: list[str], gender: str) -> str | None:
-        before, after = self._ruler(found, found[0].split()[-1]), found.after
+        before, after = self._ruler(found, found[0].split()[-1], "%" not in found[0]), found.after
         case = self.case_before(before)
         if before in ("в", "во") and after == "от" and forms[2].endswith("метров") and value.isdecimal():
             noun = forms[2].removesuffix("ов") + ("е" if is_one(value) else "ах")
