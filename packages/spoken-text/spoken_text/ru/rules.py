@@ -15,6 +15,8 @@ _ACCUSATIVE = str.maketrans("ая", "ую")
 _VERBS = ("л", "лся", "ть", "т", "м", "ёт", "сь")
 _TENTHS = {1: "десят", 2: "сот", 3: "тысячн"}
 _ROMAN = r"[IVXХ]{1,8}"
+_YEAR = r"(?:1\d|20)\d\d"
+_LINKS = ("и", "или", "--", "–", "—")
 
 
 def number(value: str, case: str, gender: str = "m") -> str:
@@ -71,7 +73,9 @@ class Language(European):
             return num2words(int(number), lang="ru", case="g")
         if end == "х" or (end == "е" and number[-1] == "0"):
             return num2words(int(number), lang="ru", to="ordinal", plural=True, case="g" if end == "х" else "n")
-        oblique = end == "й" and self._is_oblique(found.after)
+        adjective, noun = found.after, found.rest.strip() and found.around.after.strip(".,;:!?)»")
+        is_pair = noun and adjective[-2:] in ("ой", "ей") and re.search("(?:[иыею]|ой|ией)$", noun)
+        oblique = end == "й" and (bool(is_pair) or self._is_oblique(adjective))
         return self.ordinal(
             number, **({"gender": "f", "case": "g"} if oblique else self.table("ordinal_forms").get(end, {}))
         )
@@ -113,7 +117,7 @@ class Language(European):
     def measured(self, found: Found, value: str, forms: list[str], gender: str) -> str | None:
         before, after = self._ruler(found, found[0].split()[-1], "%" not in found[0]), found.after
         case = self.case_before(before)
-        if before in ("в", "во") and after == "от" and forms[2].endswith("метров") and value.isdecimal():
+        if before in ("в", "во") and after in self.words("away") and forms[2].endswith("метров") and value.isdecimal():
             noun = forms[2].removesuffix("ов") + ("е" if is_one(value) else "ах")
             return f"{number(value, 'p')} {noun}"
         if case == "n" or not is_decimal(value):
@@ -178,12 +182,17 @@ class Language(European):
             return True
         if held == "до" and word in ("н", "н.э"):
             return True
+        if re.fullmatch(rf"[(«]?{_YEAR},?", held):  # 1998, 2003 и 2010 годах
+            if held[-1] != "," and word in _LINKS or re.fullmatch(_YEAR, word):
+                return True
+        if re.search(r"\d-й$", held) and re.fullmatch("[а-яё]{2,}[ое]й", word):  # 1-й пехотной дивизией
+            return True
         if re.search(rf"(?:^|[(«\"–—-]){_ROMAN}$", held):
             return word in ("в", "вв", "век", "века", "веке", "веку", "веком", "веков", "веках", "и", "по")
         if held in ("и", "по") and self.is_roman(word):
             return True
         if not held[-1].isdecimal():
-            return held in ("по", "до", "из") and word[:1].isdigit() or held == "кв." and word in ("м", "км")
+            return held in ("по", "до", "из", *_LINKS) and word[:1].isdigit() or held == "кв." and word in ("м", "км")
         if word == "из" and re.search(r"(?:^|[^1\d])[12]$|[2-9][12]$", held):
             return True
         if word in ("по", "до", "кв", "годах", "годов", "вв") or re.fullmatch("век(?:а|е|у|ом|ов|ах)?|в(?=$)", word):
@@ -532,6 +541,19 @@ class Language(European):
             noun = f"{self.table('years')[case]}{found.stop(found[3])}"
             return f"{self._year(found[1], case)} – {self._year(found[2], case)} {noun}"
 
+        chain = (
+            rf"(?<![\w.,:/-])({_YEAR}(?:, {_YEAR})*) ({'|'.join(_LINKS)}) ({_YEAR}) (год(?:ах|ов|ами|ам|ы)|гг\.)(?!\w)"
+        )
+
+        @rule("г", chain)
+        def listed(found: Found) -> str:
+            """1998, 2003 и 2010 годов"""
+            inside = "p" if found.before in ("в", "во") else "n"
+            case = {"годах": "p", "годов": "g", "годами": "i", "годам": "d", "годы": "n"}.get(found[4], inside)
+            noun = found[4] if found[4][0:2] == "го" else self.table("years")[case] + found.stop(found[4])
+            years = re.sub(_YEAR, lambda year: self._year(year[0], case), found[1])
+            return f"{years} {found[2] if found[2][0] == 'и' else '–'} {self._year(found[3], case)} {noun}"
+
         @rule("г", r"(?<![\w.,:/-])(1\d{3}|20\d\d) (годах|годов|годами)(?!\w)")
         def second(found: Found) -> str | None:
             """в 1812 и 1814 годах"""
@@ -542,13 +564,17 @@ class Language(European):
         def last(found: Found) -> str:
             return f"{self._year(found[1], 'n')} {self.table('years')['n']}{found.stop(found[2])}"
 
-        @rule("", r"(?<![\w.,:/-])(1[5-9]\d\d|20[0-4]\d)(?![\w%]|[.,]\d|[:/–-]\d| ?[$€₽°]| \d{3}| [а-яё])")
+        @rule(
+            "",
+            r"(?<![\w.,:/-])(1[5-9]\d\d|20[0-4]\d)(?![\w%]|[.,]\d|[:/–-]\d| ?[$€₽°]| \d{3}(?!\d)| (?!(?:и|или)(?: |$))[а-яё])",
+        )
         def bare(found: Found) -> str | None:
             """С 1930 преподавал: a year, unless a noun follows that it counts."""
             before, after = found.before, found.after
             genitive = self.words("year_genitive") | self.words("year_months")
             case = "g" if before in genitive else self.table("year_cases").get(before)
-            if not case or found.rest.strip('.,;:!?)»"') or self.is_plural(after):
+            goes_on = re.sub(rf",? (?:{'|'.join(_LINKS)}|{_YEAR})\b.*|(?: --| –| —).*", "", found.rest)
+            if not case or goes_on.strip('.,;:!?)»"') or self.is_plural(after):
                 return None
             return self._year(found[1], case)
 
