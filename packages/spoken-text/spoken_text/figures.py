@@ -40,6 +40,7 @@ def phones(spoken: Spoken, rule: Rules) -> None:
         rule(" ", rf"{before}\d\d \d{{3}} \d\d \d\d{after}", say)
         rule(" ", rf"{before}[679]\d\d \d{{3}} (?!000)\d{{3}}{after}(?! \d| ?[€$%])", say)
     rule("-", rf"{before}\d{{3}}-\d{{4}}{after}", local)
+    rule("-", rf"{before}\d-\d{{4}}(?<!00){after}", say)  # an extension: 3-5213
     rule(" ", rf"{before}\d{{4}}(?: \d{{4}}){{2,4}}{after}", say)
     rule("-", rf"{before}(?:\d{{3}}-\d\d-\d{{4}}|\d{{5}}-\d{{4}}){after}", say)
     if spoken.code == "ko":

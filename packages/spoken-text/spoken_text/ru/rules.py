@@ -402,6 +402,7 @@ class Language(European):
         rule("-", r"(?<![\w.,:/-])(\d{1,3}0)-(е|х|м|ми) (гг\.?|годы|годов|годах|годам)(?!\w)", self._decade)
         year, ends = r"(1[1-9]\d\d|20\d\d)", r"(?![\w%]|[.,]\d|[:/–-]\d| ?(?:г|[$€₽°%]))"
         rule("-–", rf"(?<![\w.,:/-]){year} ?[–-] ?{year}{ends}", self._years)
+        rule("-–", rf"(?<![\w.,:/-]){year}[–-](\d\d){ends}", self._years)
         rule("к", r"(?<=\d) кв\. ?(к?м)(?!\w)", lambda f: f" {f[1]}²")
         rule("(", r"(?<=\()(1[1-9]\d\d|20[0-3]\d)(?=\))", lambda f: self._year(f[1], "n"))
         written = r"(?<![\w.,:/-])(?:0[1-9]|[12]\d|3[01])\.(?:0[1-9]|1[0-2])(?![\w]|[.,]\d| ?[%€$₽])"
@@ -471,10 +472,11 @@ class Language(European):
         return f"с {first} до {last}" if cases == "g" else f"{first} – {last}"
 
     def _years(self, found: Found) -> str:
-        if found[1] >= found[2]:
+        last = found[1][: -len(found[2])] + found[2]  # 1926-33
+        if found[1] >= last:
             return keep(found)
         case = "p" if found.before in ("в", "во") else "n"
-        return " – ".join(self._year(year, case) for year in (found[1], found[2]))
+        return " – ".join(self._year(year, case) for year in (found[1], last))
 
     def _tens(self, number: str, end: str) -> str:
         return num2words(int(number), lang="ru", to="ordinal", plural=True, case="n" if end == "е" else "g")
@@ -566,7 +568,8 @@ class Language(European):
 
         @rule(
             "",
-            r"(?<![\w.,:/-])(1[5-9]\d\d|20[0-4]\d)(?![\w%]|[.,]\d|[:/–-]\d| ?[$€₽°]| \d{3}(?!\d)| (?!(?:и|или)(?: |$))[а-яё])",
+            r"(?<![\w.,:/-])(1[5-9]\d\d|20[0-4]\d)(?![\w%]|[.,]\d|[:/–-]\d| ?[$€₽°]| \d{3}(?!\d))"
+            r"(?! (?!(?:и|или)(?: |$))[а-яё])",
         )
         def bare(found: Found) -> str | None:
             """С 1930 преподавал: a year, unless a noun follows that it counts."""
