@@ -144,6 +144,16 @@ def others(spoken: Spoken, rule: Rules) -> None:
     begins = r"(?<![\w.,:/$€£-])\.(\d{1,5})(?![\d.]|,\d)"
     rule(".", begins, lambda f: spoken.below_one(f[1]))
     rule(":", r"(?<![\w.,:/-])(\d{1,3}):(\d|[1-9]\d{2,6})(?![\w:/]|-\d|[.,]\d)", spoken.ratio)
+
+    @rule(":", r"(?<![\w.,:/-])([1-9]\d{1,2}):(\d\d)(?![\w:/]|-\d|[.,]\d)")
+    def score(found: Found) -> str | None:
+        """78:96 is no time of day. 25:10 may be minutes and seconds, which English says without a word between."""
+        first, last = found[1], found[2]
+        if int(first) <= 24 and int(last) <= 59:
+            return None
+        is_score = int(last) > 59 or (spoken.code != "en" and last[0] != "0")
+        return spoken.ratio(found) if is_score else f"{spoken.cardinal(first)} {spoken.cardinal(last)}"
+
     if names := spoken.table("directions"):
 
         @rule("°", rf"(?<![\w.,])({spoken.pattern}) ?° ?([NSEWO])(?!\w)")

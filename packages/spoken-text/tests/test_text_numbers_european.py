@@ -112,6 +112,10 @@ ROWS = [
     ("range", RU, "5–10 лет", "пять-десять лет"),
     ("range", RU, "с 5-10", "с пяти до десяти"),
     ("score", DE, "2:1", "zwei zu eins"),
+    ("score", DE, "Sie gewannen 78:96 und 25:22.", "Sie gewannen achtundsiebzig zu sechsundneunzig und "
+     "fünfundzwanzig zu zweiundzwanzig."),
+    ("score", FR, "perdu 78:96", "perdu soixante-dix-huit à quatre-vingt-seize"),
+    ("score", RU, "счёт 78:96", "счёт семьдесят восемь-девяносто шесть"),
     ("score", DE, "3:0 gewonnen", "drei zu null gewonnen"),
     ("score", FR, "2:1", "deux à un"),
     ("score", ES, "2:1", "dos a uno"),

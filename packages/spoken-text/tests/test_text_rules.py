@@ -191,7 +191,7 @@ NUMBERS = [
     ("date", KO, "2024년 6월 5일", "이천이십사년 유월 오일"),
     ("time", EN, "3:30 pm, 3:30 p.m. and 15:05", "three thirty PM, three thirty PM and fifteen oh five"),
     ("time", EN, "3:00, 3:00 AM, 3 pm", "three o'clock, three AM, three PM"),
-    ("time", EN, "25:99", "twenty-five:ninety-nine"),
+    ("time", EN, "25:99", "twenty-five to ninety-nine"),
     ("time", DE, "um 15:30 Uhr, um 1:05, um 1 Uhr", "um fünfzehn Uhr dreißig, um ein Uhr fünf, um ein Uhr"),
     ("time", FR, "à 15h30, 21:00, 1 h", "à quinze heures trente, vingt et une heures, une heure"),
     ("time", ES, "a las 15:30, a las 21:00", "a las quince treinta, a las veintiuna horas"),

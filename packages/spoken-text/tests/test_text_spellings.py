@@ -46,6 +46,7 @@ ROWS = [
     (EN, "<Tool><Name>x</Name></Tool> ok", "x ok"),
     (EN, "go<noise/>home, ha<laugh/>, super<wbr/>cali", "go home, ha, supercali"),
     (EN, "at 02.30 a.m. it", "at two thirty AM it"),
+    (EN, "won 78:96, at 25:10", "won seventy-eight to ninety-six, at twenty-five ten"),
     (EN, "Bert (3-5213), 1-5000 units", "Bert (three, five two one three), one to five thousand units"),
     (EN, "a .5kg loaf", "a zero point five kilogram loaf"),
     (EN, "1-413-te-b-1-5", "one-four hundred and thirteen-te-b-one-five"),
