@@ -20,10 +20,10 @@ from qwen_megakernel.errors import EngineBusy, EngineClosed, EngineDied, OutOfMe
 log = logging.getLogger(__name__)
 
 ENDS = ("eos", "length", "runaway", "cancelled", "failed")
-RUNAWAYS = ("runaway_repeats", "runaway_silence", "runaway_babble")
-COUNTED = ("utterances", "frames", *ENDS, *RUNAWAYS, "retries", "busy", "timed_out", "stuck", "kernel_faults")
+RUNAWAYS = ("runaway_repeats", "runaway_silence", "runaway_standstill", "runaway_babble")
+COUNTED = ("utterances", "frames", *ENDS, *RUNAWAYS, "lost", "retries", "busy", "timed_out", "stuck", "kernel_faults")
 """The counters. `failed` includes `timed_out` (in the queue) and `stuck` (in a callback). `RUNAWAYS` are the kinds of
-`runaway`. `retries` are utterances said again."""
+`runaway`. `lost` are those of `eos` that left out text (`Audio.lost`). `retries` are utterances said again."""
 
 _SUSTAINED = 0.9
 """Share of the measured throughput that is given to live listeners. The rest covers prefill and bursts. An H200 then
@@ -206,6 +206,8 @@ class Admission:
         self.tally(reason)
         if reason == "runaway":
             self.tally(f"runaway_{sequence.runaway}")
+        elif result.audio and result.audio.lost:
+            self.tally("lost")
         if sequence.seat:
             sequence.seat.give_back()
         else:

@@ -75,7 +75,7 @@ class DevicePipeline:
             return  # another thread has ended it meanwhile
         sequence.steady = self._vocoder.steady
         path = self._finder.path(prompt.text_at, sequence.input.tokens)
-        sequence.follow(path, told=self._finder.head is not None)
+        sequence.follow(path, told=self._finder.head is not None, judges=self._finder.judges)
         self.decoder.start(sequence.slot, prompt, sequence.request.sampling, sequence.pages, path)
         self._in_turn(self._vocoder.reset, sequence.slot)
         voice = sequence.request.conditioning.voice
@@ -191,7 +191,7 @@ class DevicePipeline:
         return self.decoder.collect()
 
     def follow(self, sequence: SpeechSequence) -> None:
-        """See where a sequence's frames of speech attended, as far as that is told. Once its sound is there, it is."""
+        """See where a sequence's frames of speech attended, as far as that is told: once their sound is there, it is."""
         if path := sequence.path:
             for told in self.decoder.told(sequence.slot):
                 if path.frames < len(sequence.output.codes):

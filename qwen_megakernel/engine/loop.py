@@ -160,8 +160,8 @@ class Loop:
             sounds = self.pipeline.sound(pushed)
             self.failures.in_a_row = 0
         for sequence, sound in zip(pushed.sequences, sounds, strict=False):
+            self.failures.alone(sequence, self.pipeline.follow)  # first: the guard hears where it is in its text
             self.failures.alone(sequence, SpeechSequence.add_sound, sound)
-            self.failures.alone(sequence, self.pipeline.follow)
             self.failures.alone(sequence, SpeechSequence.hand_out, sequence in pushed.push.short)
 
     def _recover(self, error: KernelFault) -> bool:

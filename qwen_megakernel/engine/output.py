@@ -83,6 +83,7 @@ class Output:
         self.codes: list[np.ndarray] = []  # int64 [groups] each, of the frames seen
         self.sound: list[np.ndarray] = []  # fp32 [1920] each, of the first of these frames
         self.path: TextPath | None = None  # tells when tokens begin
+        self.judges = False  # it also tells whether text was lost
         self._token_s: list[float] = []  # see `Audio.token_s`; of the tokens that were handed out
         self.effects: list[Edges | TimeStretch | Padding] = []  # change the sound before it is handed out
         edges = Edges(request.trim, request.silence_s, sample_rate)
@@ -193,6 +194,7 @@ class Output:
             lead_s=self.lead,
             timings=Timings(**self._stopwatch.stages),
             token_s=tuple(self._token_s) if self.path else None,
+            lost=self.path.lost if self.path and self.judges and reason == "eos" else 0,
         )
 
     def forget(self) -> None:

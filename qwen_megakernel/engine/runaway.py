@@ -10,6 +10,9 @@ on or ends by itself, the listener gets all of it, a little later. Otherwise wha
 
 How long a text should take follows from its characters alone. So nothing that an engine says depends on what it said
 before.
+
+If a head of the talker was known when the engine was loaded, its path through the text (text_path.py) tells more:
+speech during which the path stands still, at its end or before, is a loop of its own kind.
 """
 
 import functools
@@ -17,6 +20,7 @@ import math
 import re
 import unicodedata
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -55,6 +59,8 @@ class RunawayGuard:
         self._recent: deque[bytes] = deque(maxlen=_PERIODS[-1])
         self._repeated: dict[int, int] = {}  # by period: latest frames that equal the one so many before, if any do
         self._quiet = 0  # latest frames that are near silence
+        self.reached: Sequence[int] | None = None  # see `TextPath`: of frames seen, before `hear`; None: not known
+        self._standing = 0  # frames that are no silence since a token has begun
         self._loudest = 0.0
         self._frames = 0
         self._watched_from = 0  # the first frame behind the text
@@ -84,14 +90,17 @@ class RunawayGuard:
         recent.append(codes)
         self._loudest = max(self._loudest, level)
         self._quiet = self._quiet + 1 if level < max(_SILENT, _QUIET * self._loudest) else 0
+        if self.reached is not None:
+            moves = not self._frames or self.reached[self._frames] > self.reached[self._frames - 1]
+            self._standing = 0 if moves or not text_used_up else self._standing + (not self._quiet)
         self._frames += 1
         if not text_used_up:
             self._watched_from = self._frames
 
     def verdict(self, *, at_limit: bool = False) -> str | None:
-        """The kind of runaway: "repeats", "silence" or "babble"; None: it may still be speech. `at_limit`: the frame
-        limit ends it. A loop of more than `HANDED_OUT` frames is then a runaway already, and babble is one after
-        `BABBLE_AT_LIMIT` times."""
+        """The kind of runaway: "repeats", "silence", "standstill" or "babble"; None: it may still be speech.
+        `at_limit`: the frame limit ends it. A loop of more than `HANDED_OUT` frames is then a runaway already, and
+        babble is one after `BABBLE_AT_LIMIT` times."""
         return self._runaway or (self._judge(at_limit=True) if at_limit else None)
 
     def _judge(self, *, at_limit: bool = False) -> str | None:
@@ -126,6 +135,7 @@ class RunawayGuard:
         """Kind and first frame of every run that lasts until now."""
         loops = [("repeats", self._frames - run - period) for period, run in self._repeated.items()]
         loops += [("silence", self._frames - self._quiet)] if self._quiet else []
+        loops += [("standstill", self._frames - self._standing)] if self._standing else []
         return [(kind, max(begin, self._watched_from)) for kind, begin in loops]
 
 

@@ -87,9 +87,12 @@ class SpeechSequence:
         self._due: tuple[float, int] | None = None  # what `due_at` knows; None: something has changed since
         self.path: TextPath | HeadTrial | None = None  # see `follow`
 
-    def follow(self, path: TextPath | HeadTrial | None, told: bool) -> None:
-        """It has begun. `path`: sees its attention; None: nobody tells it. `told`: so the caller is told of tokens."""
+    def follow(self, path: TextPath | HeadTrial | None, told: bool, judges: bool) -> None:
+        """It has begun. `path`: sees its attention; None: nobody tells it. `told`: so the caller is told of tokens.
+        `judges`: see `HeadFinder`."""
         self.path = path
+        if self.guard and judges and isinstance(path, TextPath):
+            self.guard.reached, self.output.judges = path.reached, True
         self.output.path = path if told and isinstance(path, TextPath) else None
 
     @property

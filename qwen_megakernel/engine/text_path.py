@@ -13,6 +13,7 @@ from qwen_megakernel.checkpoint.config import TextHead
 from qwen_megakernel.engine.audio import FRAME_S
 
 _MOST = 3  # tokens that a frame may pass at most; speech takes two frames and more for one
+_SOUNDLESS = 6  # tokens at a text's end that speech may leave out; 1 at most was seen
 _LEAST_SHARE = 0.1  # of a frame's attention, that must be near the path; otherwise the path waits
 
 _FRAMES, _TRIES = 150, 20  # of utterances that ended well, so many frames decide; most utterances that are looked at
@@ -32,8 +33,19 @@ class TextPath(Watch):
         self.starts: list[float] = []
         """When the tokens that have begun did, in seconds of the model's sound, in order."""
         self._offset_s = head.offset_s
-        self.frames = 0  # seen
+        self.reached: list[int] = []
+        """How many tokens had begun by each frame that was seen."""
         self._before = 0, [0.0]  # of the frame before: see `see`
+
+    @property
+    def frames(self) -> int:
+        return len(self.reached)
+
+    @property
+    def lost(self) -> int:
+        """How many tokens speech leaves out that ends here; 0 if they are so few that they may have no sound."""
+        left = len(self.text) - len(self.starts)
+        return left if left > _SOUNDLESS else 0
 
     def see(self, told: np.ndarray) -> None:
         """The next frame: see `FrameDecoder.told`, of one head."""
@@ -52,7 +64,7 @@ class TextPath(Watch):
                 frame = max(0.0, self.frames - min(1.0, max(0.0, back)))
                 self.starts.append(max(0.0, FRAME_S * frame + self._offset_s, *self.starts[-1:]))
             self.first = to
-        self.frames += 1
+        self.reached.append(len(self.starts))
         self._before = begins, behind
 
 
@@ -89,6 +101,9 @@ class HeadFinder:
         """`head`: a known one. `keep`: takes what was found, None for no head; without it nothing is looked for."""
         self.head = head
         self.looks = True  # False: for none in utterances that begin
+        self.judges = head is not None
+        """Is what a path tells of the speech a reason to end or to repeat it? Not with a head that was found since: the
+        same request must end alike, whoever spoke before."""
         self._keep = keep
         self._tries = _TRIES if keep and not head else 0  # that are left
         self._frames = 0  # of utterances that ended well

@@ -43,6 +43,7 @@ _ENGINE_GAUGES = {
 _ENGINE_COUNTERS = {
     "frames": "Frames of 80 ms that the engine has made",
     "retries": "Utterances that were said again because they had ended badly",
+    "lost": "Utterances that the model has ended before the end of their text",
     "kernel_faults": "Faults of the kernel or of the device",
 }
 
@@ -172,7 +173,7 @@ class _EngineCollector(Collector):
             yield counter
         words = "Utterances that the runaway guard has ended, by what the model did"
         runaways = CounterMetricFamily(f"{_PREFIX}_runaways", words, labels=["model", "kind"])
-        for kind in ("repeats", "silence", "babble"):
+        for kind in ("repeats", "silence", "standstill", "babble"):
             runaways.add_metric([*model, kind], counts[f"runaway_{kind}"])
         yield runaways
         words = "Memory that the engine has taken on its device, by part"

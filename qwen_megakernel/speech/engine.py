@@ -190,8 +190,9 @@ class TTSEngine(SpeechEngine):
 
     def metrics(self) -> dict[str, int]:
         """Counters since load and warm-up: utterances and frames. Utterances are counted by their end (eos, length,
-        runaway, cancelled, failed), runaways by their kind (runaway_repeats, _silence, _babble). Further: said again
-        (retries), refused by a full engine (busy), failed in the queue (timed_out), kernel_faults."""
+        runaway, cancelled, failed), runaways by their kind (runaway_repeats, _silence, _standstill, _babble).
+        Further: ended before their text (lost), said again (retries), refused by a full engine (busy), failed in the
+        queue (timed_out), kernel_faults."""
         return self._core.admission.counts
 
     def reset_metrics(self) -> None:
@@ -216,7 +217,8 @@ class TTSEngine(SpeechEngine):
     @memory_told()
     def generate(self, text: str | SpokenText, **options: Unpack[RequestOptions]) -> Audio:
         """Speak `text` and return the whole utterance. Takes what `submit` takes; the joined chunks of
-        `stream` are the same samples. With `retries`, what ends by "runaway" or "length" is said again."""
+        `stream` are the same samples. With `retries`, what ends by "runaway" or "length", or has `lost` text, is said
+        again."""
         self._core.admission.check_open()
         request = self.request(**options)
         texts = spoken_texts(request.front_end, whole_text(text))

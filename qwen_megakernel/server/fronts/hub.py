@@ -285,4 +285,4 @@ def _end_of(speech: _Speech) -> dict[str, Any]:
     except Exception as error:
         return {"error": wire.write_error(error)}
     told = {"finish_reason": audio.finish_reason, "seed": audio.seed, "timings": vars(audio.timings)}
-    return told | {name: getattr(audio, name) for name in ("ttfc_s", "compute_s", "lead_s", "token_s")}
+    return told | {name: getattr(audio, name) for name in ("ttfc_s", "compute_s", "lead_s", "token_s", "lost")}
