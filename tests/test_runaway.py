@@ -9,9 +9,11 @@ import pytest
 import torch
 from callers import say
 from probes import probed, token_count
-from waiting import PATIENCE_S, slow_case
+from telling import told_of
+from waiting import PATIENCE_S, slow_case, until
 
 from qwen_megakernel import RequestError, SamplingParams
+from qwen_megakernel.checkpoint.config import TextHead
 from qwen_megakernel.engine.runaway import (
     BABBLE_AT_LIMIT,
     BABBLE_SLACK,
@@ -24,6 +26,7 @@ from qwen_megakernel.engine.runaway import (
     RunawayGuard,
     letters_of,
 )
+from qwen_megakernel.engine.text_path import HeadFinder
 from qwen_megakernel.model.prompt import Prompt
 
 TEXT = "Hello there, how are you today?"
@@ -318,6 +321,133 @@ def test_runaways_are_counted_by_their_kind(demo, counts, monkeypatch):
 def test_letters_add_up_wherever_a_text_is_cut(text):
     at = random.randint(0, len(text))
     assert letters_of(text) == pytest.approx(letters_of(text[:at]) + letters_of(text[at:])) and letters_of(text) > 0
+
+
+# ---------------------------------------------------------------- the path through the text
+
+
+def follows(engine, monkeypatch, places: list[int]) -> None:
+    """After `force`: the head attends to these tokens, one a frame."""
+    collect, told, places = engine.probes.decoder.collect, [], iter(places)
+
+    def collected() -> Frames:
+        told.append(next(places, 0))
+        return collect()
+
+    def take_told(_slot) -> Frames:
+        path = engine._core.loop.slots.running[0].path
+        attention = np.eye(99, dtype=np.float32)[told]
+        told.clear()
+        return list(told_of(attention, path.first)[:, None, None])
+
+    monkeypatch.setattr(engine.probes.decoder, "collect", collected)
+    monkeypatch.setattr(engine.probes.decoder, "told", take_told)
+
+
+def reading(tokens: int) -> list[int]:
+    """The tokens that frames attend to, two frames each."""
+    return [frame // 2 for frame in range(2 * tokens)]
+
+
+def path_of(guard: RunawayGuard, *runs: tuple[int, float, bool, bool]) -> str | None:
+    """The verdict after runs of (frames, level, does the path go on with each frame?, is the text used up?)."""
+    guard.reached = reached = [1]
+    guard.see(noise(1)[0], False)
+    guard.hear(sound(0.1), 1)
+    for frames, level, goes_on, used_up in runs:
+        for _ in range(frames):
+            reached.append(reached[-1] + goes_on)
+            guard.see(noise(1)[0], used_up)
+            guard.hear(sound(level), 1)
+    return guard.verdict()
+
+
+@pytest.mark.parametrize(
+    "runs, verdict",
+    [
+        ([(90, 0.1, True, True), (VERDICT, 0.1, False, True)], "standstill"),
+        ([(90, 0.1, True, True), (VERDICT - 1, 0.1, False, True)], None),
+        ([(9, 0.1, True, True), (30, 0.1, False, True), (1, 0.1, True, True), (30, 0.1, False, True)], None),
+        ([(90, 0.1, True, True), (20, 0.1, False, True), (30, 0, False, True), (17, 0.1, False, True)], None),
+        ([(90, 0.1, True, True), (20, 0.1, False, True), (30, 0, False, True), (18, 0.1, False, True)], "standstill"),
+        ([(99, 0.1, False, False), (9, 0.1, True, True)], None),
+        ([(99, 0.1, False, False), (37, 0.1, False, True)], None),
+        ([(99, 0.1, False, False), (38, 0.1, False, True)], "standstill"),
+    ],
+    ids=[
+        "loop",
+        "nearly",
+        "slow",
+        "pause",
+        "loop with a pause",
+        "starved",
+        "starved, then nearly",
+        "starved, then loop",
+    ],
+)
+def test_speech_that_does_not_get_on_with_its_text_is_a_loop(runs, verdict):
+    guard = RunawayGuard()
+    assert path_of(guard, *runs) == verdict
+    if runs[0][2] and verdict and len(runs) == 2:
+        assert guard.presentable == 91 + HANDED_OUT
+
+
+@pytest.mark.parametrize("layout", [True, False, "pieces"])
+@pytest.mark.parametrize("back", [0, 5])
+def test_a_loop_before_the_end_of_the_text(demo, counts, monkeypatch, layout, back):
+    """The head stands still, or goes back to a token again and again."""
+    speech = noise(16 + 300)
+    force(demo, monkeypatch, speech)
+    follows(demo, monkeypatch, reading(8) + [7 - i % (back + 1) for i in range(300)])
+    monkeypatch.setattr(demo.probes.decoder, "extend", lambda slot, rows, ended: None)
+    text = TEXT * 2
+    if layout == "pieces":
+        audio = say(demo.submit(), *text).result(timeout=PATIENCE_S)
+    else:
+        audio = demo.generate(text, non_streaming_mode=layout)
+    begin = 15 if layout is True else max(15, token_count("demo", text))
+    assert audio.finish_reason == "runaway" and begin <= audio.frames - HANDED_OUT <= begin + 1
+    assert np.array_equal(audio.codes, np.stack(speech[: audio.frames])) and audio.lost == 0
+    assert counts()["runaway_standstill"] == 1
+
+
+def test_text_that_was_left_out_is_said_again(demo, counts, monkeypatch):
+    tokens = token_count("demo", TEXT * 2)
+    for left, lost in ((6, 0), (7, 7), (tokens, tokens)):
+        said = reading(tokens - left)
+        force(demo, monkeypatch, [*noise(len(said)), None])
+        follows(demo, monkeypatch, said)
+        audio = demo.generate(TEXT * 2)
+        assert (audio.finish_reason, audio.frames, audio.lost) == ("eos", len(said), lost)
+    assert counts()["lost"] == 2 and counts()["retries"] == 0
+    force(demo, monkeypatch, [*noise(8), None, *noise(2 * tokens), None])
+    follows(demo, monkeypatch, [*reading(4), 0, *reading(tokens), 0])
+    audio = demo.generate(TEXT * 2, retries=3)
+    assert (audio.attempts, audio.lost, len(audio.token_s)) == (2, 0, tokens)
+
+
+def test_a_text_that_has_to_wait_for_more_is_neither(demo, monkeypatch):
+    force(demo, monkeypatch, [*noise(250), None])
+    follows(demo, monkeypatch, [3] * 200 + [3 + i // 2 for i in range(51)])
+    monkeypatch.setattr(demo.probes.decoder, "extend", lambda slot, rows, ended: None)
+    utterance = demo.submit()
+    utterance.push_text(TEXT * 30)
+    until(lambda: len(utterance._sequence.output.codes) >= 190)
+    utterance.end_text()
+    audio = utterance.result(timeout=PATIENCE_S)
+    assert audio.finish_reason == "eos" and audio.frames == 250
+
+
+def test_a_head_that_was_found_late_judges_nothing(demo, monkeypatch):
+    """Else the same request would end otherwise, by what was said before."""
+    monkeypatch.setattr(demo._core.finder, "judges", False)
+    for frames in (16, 90):
+        speech = noise(frames)
+        force(demo, monkeypatch, [*speech, None])
+        follows(demo, monkeypatch, reading(8) + [7] * 100)
+        audio = demo.generate(TEXT * 2)
+        assert (audio.finish_reason, audio.frames, audio.lost, len(audio.token_s)) == ("eos", frames, 0, 8)
+    assert HeadFinder(TextHead(0, 0, 0.0)).judges and not HeadFinder(keep=print).judges
 
 
 # ---------------------------------------------------------------- said again

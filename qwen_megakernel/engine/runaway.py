@@ -59,7 +59,7 @@ class RunawayGuard:
         self._recent: deque[bytes] = deque(maxlen=_PERIODS[-1])
         self._repeated: dict[int, int] = {}  # by period: latest frames that equal the one so many before, if any do
         self._quiet = 0  # latest frames that are near silence
-        self.reached: Sequence[int] | None = None  # see `TextPath`: of frames seen, before `hear`; None: not known
+        self.reached: Sequence[int] = ()  # see `TextPath`; it knows a frame before `hear` does, or nobody knows
         self._standing = 0  # frames that are no silence since a token has begun
         self._loudest = 0.0
         self._frames = 0
@@ -90,7 +90,7 @@ class RunawayGuard:
         recent.append(codes)
         self._loudest = max(self._loudest, level)
         self._quiet = self._quiet + 1 if level < max(_SILENT, _QUIET * self._loudest) else 0
-        if self.reached is not None:
+        if self._frames < len(self.reached):
             moves = not self._frames or self.reached[self._frames] > self.reached[self._frames - 1]
             self._standing = 0 if moves or not text_used_up else self._standing + (not self._quiet)
         self._frames += 1
