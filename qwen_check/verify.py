@@ -79,12 +79,14 @@ def say(engine: TTSEngine, case: Case, frames: int, **options: Unpack[RequestOpt
 
 
 def unspoken(engine: TTSEngine, text: str, audio: Audio) -> str:
-    """The end of a text that was not spoken, by the talker's attention, although the model said end of speech. Empty:
-    there is none, or it is not measured."""
+    """What of a text was not spoken, at its end or before, by the talker's attention, although the model said end of
+    speech. Empty: nothing, or it is not measured."""
     if audio.token_s is None or audio.finish_reason != "eos":
         return ""
-    rest = "".join(engine.spelt(engine.tokens(text).text[len(audio.token_s) :])).strip()
-    return rest if any(map(str.isalnum, rest)) else ""
+    tokens = engine.tokens(text).text
+    left_out = sorted({*audio.lost, *range(len(audio.token_s), len(tokens))})
+    words = "".join(engine.spelt([tokens[i] for i in left_out])).strip()
+    return words if any(map(str.isalnum, words)) else ""
 
 
 @dataclass(frozen=True)
@@ -290,7 +292,7 @@ def verify(
             audio = say(engine, ours.case, frames, sampling=sampling)
             report.take(row, "ours", audio.samples, audio.compute_s, audio.ttfc_s)
             if skipped := unspoken(engine, ours.case.text, audio):
-                print(f"note   {ours.case.name}: the model said end of speech before {skipped!r}")
+                print(f"note   {ours.case.name}: the speech left out {skipped!r}")
 
     about: dict[str, Any] = {"model": model, "fingerprint": checkpoint.fingerprint, "variant": config.variant}
     about |= {"size": config.size, "device": str(where), "backend": plan.name, "weights": name_of(plan.fp8)}

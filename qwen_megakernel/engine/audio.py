@@ -96,8 +96,8 @@ class Audio:
         timings: of the stages up to the first chunk.
         attempts: how often it was said; more than 1 only with `retries`. Everything else is the last attempt's.
         token_s: see `Chunk.token_s`; here of all tokens. Tokens of parts that were joined follow each other.
-        lost: how many tokens at the text's end it has left out, although the model ended it. 0: none or a few, or it is
-            not known (docs/architecture.md, "Loops of the model").
+        lost: numbers of the text's tokens that it has left out, although the model ended it; of each part that was
+            joined. Empty: none or a few, or it is not known (docs/architecture.md, "Loops of the model").
     """
 
     sound: list[np.ndarray] = field(repr=False)
@@ -111,7 +111,7 @@ class Audio:
     timings: Timings
     attempts: int = 1
     token_s: tuple[float, ...] | None = None
-    lost: int = 0
+    lost: tuple[int, ...] = ()
 
     @property
     def samples(self) -> np.ndarray:
@@ -158,5 +158,5 @@ def joined(parts: Sequence[Audio]) -> Audio:
         compute_s=sum(part.compute_s for part in parts),
         lead_s=min(leads, default=None),
         token_s=None if any(part.token_s is None for part in parts) else tuple(tokens),
-        lost=sum(part.lost for part in parts),
+        lost=tuple(token for part in parts for token in part.lost),
     )

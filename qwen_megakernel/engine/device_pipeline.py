@@ -191,7 +191,7 @@ class DevicePipeline:
         return self.decoder.collect()
 
     def follow(self, sequence: SpeechSequence) -> None:
-        """See where a sequence's frames of speech attended, as far as that is told: once their sound is there, it is."""
+        """See where a sequence's frames of speech attended, as far as that is told: all, once their sound is there."""
         if path := sequence.path:
             for told in self.decoder.told(sequence.slot):
                 if path.frames < len(sequence.output.codes):

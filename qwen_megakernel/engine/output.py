@@ -194,13 +194,13 @@ class Output:
             lead_s=self.lead,
             timings=Timings(**self._stopwatch.stages),
             token_s=tuple(self._token_s) if self.path else None,
-            lost=self._lost() if reason == "eos" else 0,
+            lost=self._lost() if reason == "eos" else (),
         )
 
-    def _lost(self) -> int:
+    def _lost(self) -> tuple[int, ...]:
         """See `Audio.lost`. A path that was not told of every frame knows nothing."""
         path = self.path
-        return path.lost if path and self.judges and path.frames == len(self.codes) else 0
+        return tuple(path.lost) if path and self.judges and path.frames == len(self.codes) else ()
 
     def forget(self) -> None:
         """The sequence has ended: `assemble` has copied what is still needed."""

@@ -11,8 +11,8 @@ on or ends by itself, the listener gets all of it, a little later. Otherwise wha
 How long a text should take follows from its characters alone. So nothing that an engine says depends on what it said
 before.
 
-If a head of the talker was known when the engine was loaded, its path through the text (text_path.py) tells more:
-speech during which the path stands still, at its end or before, is a loop of its own kind.
+If a head of the talker was known when the engine was loaded, its attention to the text (text_path.py) tells more:
+speech that gets to no token that it has not been at before is a loop of its own kind, a standstill.
 """
 
 import functools
@@ -60,7 +60,7 @@ class RunawayGuard:
         self._repeated: dict[int, int] = {}  # by period: latest frames that equal the one so many before, if any do
         self._quiet = 0  # latest frames that are near silence
         self.reached: Sequence[int] = ()  # see `TextPath`; it knows a frame before `hear` does, or nobody knows
-        self._standing = 0  # frames that are no silence since a token has begun
+        self._standing = 0  # frames that are no silence since it got to a new token
         self._loudest = 0.0
         self._frames = 0
         self._watched_from = 0  # the first frame behind the text

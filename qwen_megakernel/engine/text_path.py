@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from qwen_megakernel.checkpoint.config import TextHead
 from qwen_megakernel.engine.audio import FRAME_S
 
 _MOST = 3  # tokens that a frame may pass at most; speech takes two frames and more for one
-_SOUNDLESS = 6  # tokens at a text's end that speech may leave out; 1 at most was seen
+_SOUNDLESS = 8  # tokens in a row that may get no attention, as marks and repeated digits do; 6 were seen
 _LEAST_SHARE = 0.1  # of a frame's attention, that must be near the path; otherwise the path waits
 
 _FRAMES, _TRIES = 150, 20  # of utterances that ended well, so many frames decide; most utterances that are looked at
@@ -33,8 +34,10 @@ class TextPath(Watch):
         self.starts: list[float] = []
         """When the tokens that have begun did, in seconds of the model's sound, in order."""
         self._offset_s = head.offset_s
+        self._attended: set[int] = set()  # tokens with the most of a frame's attention
         self.reached: list[int] = []
-        """How many tokens had begun by each frame that was seen."""
+        """How many different tokens had had the most of a frame's attention, by each frame that was seen. Where speech
+        jumps ahead and comes back, the path waits, and this goes on."""
         self._before = 0, [0.0]  # of the frame before: see `see`
 
     @property
@@ -42,14 +45,18 @@ class TextPath(Watch):
         return len(self.reached)
 
     @property
-    def lost(self) -> int:
-        """How many tokens speech leaves out that ends here; 0 if they are so few that they may have no sound."""
-        left = len(self.text) - len(self.starts)
-        return left if left > _SOUNDLESS else 0
+    def lost(self) -> list[int]:
+        """Numbers of the tokens that speech leaves out that ends here: in rows that are too long to be marks."""
+        lost: list[int] = []
+        ends = [-1, *sorted(self._attended), len(self.text)]
+        for before, after in pairwise(ends):
+            if after - before - 1 > _SOUNDLESS:
+                lost += range(before + 1, after)
+        return lost
 
     def see(self, told: np.ndarray) -> None:
         """The next frame: see `FrameDecoder.told`, of one head."""
-        first, whole, _, *behind = told.ravel().tolist()  # `behind` begins with token `first`
+        first, whole, most, *behind = told.ravel().tolist()  # `behind` begins with token `first`
         begins, at = int(first), self.first - int(first)
         near, far = behind[at : at + 1 + _MOST], behind[at + 1 + _MOST :][:1]
         if far and (near[0] - far[0] >= _LEAST_SHARE or far[0] > 0.5):
@@ -64,7 +71,8 @@ class TextPath(Watch):
                 frame = max(0.0, self.frames - min(1.0, max(0.0, back)))
                 self.starts.append(max(0.0, FRAME_S * frame + self._offset_s, *self.starts[-1:]))
             self.first = to
-        self.reached.append(len(self.starts))
+        self._attended.add(int(most))
+        self.reached.append(len(self._attended))
         self._before = begins, behind
 
 

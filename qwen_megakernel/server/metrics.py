@@ -43,7 +43,7 @@ _ENGINE_GAUGES = {
 _ENGINE_COUNTERS = {
     "frames": "Frames of 80 ms that the engine has made",
     "retries": "Utterances that were said again because they had ended badly",
-    "lost": "Utterances that the model has ended before the end of their text",
+    "lost": "Utterances that have left out some of their text",
     "kernel_faults": "Faults of the kernel or of the device",
 }
 

@@ -191,7 +191,7 @@ class TTSEngine(SpeechEngine):
     def metrics(self) -> dict[str, int]:
         """Counters since load and warm-up: utterances and frames. Utterances are counted by their end (eos, length,
         runaway, cancelled, failed), runaways by their kind (runaway_repeats, _silence, _standstill, _babble).
-        Further: ended before their text (lost), said again (retries), refused by a full engine (busy), failed in the
+        Further: ended with text left out (lost), said again (retries), refused by a full engine (busy), failed in the
         queue (timed_out), kernel_faults."""
         return self._core.admission.counts
 

@@ -10,7 +10,7 @@ from qwen_megakernel.speech.request import SpeechRequest
 
 def ended_badly(audio: Audio) -> bool:
     """The model did not find its end, was cut before it, or left out text."""
-    return audio.finish_reason in ("runaway", "length") or audio.lost > 0
+    return audio.finish_reason in ("runaway", "length") or bool(audio.lost)
 
 
 def next_attempt(request: SpeechRequest, audio: Audio) -> SpeechRequest | None:

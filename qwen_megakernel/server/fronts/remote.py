@@ -247,6 +247,7 @@ class RemoteUtterance:
             codes = np.concatenate([self._read(b"", b"", None).codes, *(chunk.codes for chunk in self._chunks)])
             if told["token_s"] is not None:
                 told["token_s"] = tuple(told["token_s"])
+            told["lost"] = tuple(told["lost"])
             self._end = Audio(sound, codes, sample_rate=self._sample_rate, timings=timings, **told)
         on_end, self._on_chunk, self._on_end, self._chunks = self._on_end, None, None, []
         if on_end:
