@@ -76,7 +76,8 @@ def without_end(engine: TTSEngine, device: torch.device, streams: int) -> TTSEng
     talker = checkpoint.config.talker
     config = replace(checkpoint.config, talker=replace(talker, codec_eos_id=talker.vocab_size - 5))
     plan = Selection(engine.backend, device).choose(replace(checkpoint, config=config))
-    return TTSEngine("demo", plan.checkpoint, plan, EngineOptions(max_streams=streams, max_queue=streams, queue_timeout=600))
+    options = EngineOptions(max_streams=streams, max_queue=streams, queue_timeout=600)
+    return TTSEngine("demo", plan.checkpoint, plan, options)
 
 
 def cut_texts(engine: TTSEngine) -> None:

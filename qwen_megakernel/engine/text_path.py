@@ -14,7 +14,7 @@ from qwen_megakernel.checkpoint.config import TextHead
 from qwen_megakernel.engine.audio import FRAME_S
 
 _MOST = 3  # tokens that a frame may pass at most; speech takes two frames and more for one
-_SOUNDLESS = 6  # different tokens in a row that may get no attention, as marks do; 5 were seen
+_SOUNDLESS = 6  # different tokens in a row that may get no attention, as marks do; 4 were seen
 _LEAST_SHARE = 0.1  # of a frame's attention, that must be near the path; otherwise the path waits
 
 _FRAMES, _TRIES = 150, 20  # of utterances that ended well, so many frames decide; most utterances that are looked at
@@ -46,7 +46,7 @@ class TextPath(Watch):
 
     @property
     def lost(self) -> list[int]:
-        """Numbers of the tokens that speech leaves out that ends here: in rows with too many different ones to be marks."""
+        """Numbers of the tokens that speech leaves out if it ends here: rows with more different ones than marks."""
         lost: list[int] = []
         ends = [-1, *sorted(self._attended), len(self.text)]
         for before, after in pairwise(ends):
