@@ -12,6 +12,7 @@ from probes import probed, token_count
 from telling import told_of
 from waiting import PATIENCE_S, slow_case, until
 
+from qwen_check.verify import unspoken
 from qwen_megakernel import RequestError, SamplingParams
 from qwen_megakernel.checkpoint.config import TextHead
 from qwen_megakernel.engine.runaway import (
@@ -424,6 +425,21 @@ def test_text_that_was_left_out_is_said_again(demo, counts, monkeypatch):
     follows(demo, monkeypatch, [*whole[:8], 0, *whole, 0])
     audio = demo.generate(TEXT * 2, retries=3)
     assert (audio.attempts, audio.lost, len(audio.token_s)) == (2, (), tokens)
+
+
+def test_verify_tells_the_words_that_were_left_out(demo, monkeypatch):
+    text = "One two three. " + TEXT
+    spelt = demo.spelt(demo.tokens(text).text)
+    whole = reading(len(spelt))
+    for said, words in (
+        (whole, []),
+        (whole[:-4], spelt[-2:]),
+        (whole[:-2], ""),
+        (whole[:2] + whole[-2:], spelt[1:-1]),
+    ):
+        force(demo, monkeypatch, [*noise(len(said)), None])
+        follows(demo, monkeypatch, said)
+        assert unspoken(demo, text, demo.generate(text)) == "".join(words).strip()
 
 
 def test_a_text_that_has_to_wait_for_more_is_neither(demo, monkeypatch):
