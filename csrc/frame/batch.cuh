@@ -135,14 +135,15 @@ struct Product : Cut {
                        kRounds = kGroupShares / kAtOnce, kRoundShares = kGroups * kAtOnce;
   // Shares whose sums registers hold beside them.
   static constexpr int kInFlight = min_of(kAtOnce, power_of_2_below(32 / (M::kChains * kWgmmaColumns)));
-  static constexpr int kTiles = kChunk / kTileColumns, kOwn = kChunk / kSplit;  // the latter: columns, of a block
-  static constexpr int kItems = kTileRows / 4;   // of a column, for threads that finish it
-  static constexpr int kStride = kTileRows + 4;  // of a column's sums: no two lanes of a store meet in a bank
+  static constexpr int kTiles = kChunk / kTileColumns,
+                       kOwnColumns = kChunk / kSplit;  // the latter: columns, of a block
+  static constexpr int kItems = kTileRows / 4;         // of a column, for threads that finish it
+  static constexpr int kStride = kTileRows + 4;        // of a column's sums: no two lanes of a store meet in a bank
   // Shared memory: what the groups add up (twice), what other blocks sent (twice), the columns' 1 / rms, barriers, and
   // the input of a round. With room for more rounds, fewer blocks would fit a multiprocessor.
   static constexpr int kShareInput = kTiles * V::kTileBytes, kInputBytes = kRoundShares * kShareInput,
                        kGroupSums = kChunk * kStride, kSumBytes = kGroups * kGroupSums * 4,
-                       kSentFrom = kOwn * kTileRows, kSentBytes = (kSplit - 1) * kSentFrom * 4;
+                       kSentFrom = kOwnColumns * kTileRows, kSentBytes = (kSplit - 1) * kSentFrom * 4;
   static constexpr int kSent = 2 * kSumBytes, kInverse = kSent + 2 * kSentBytes,
                        kBarriers = kInverse + kBatchColumns * 4, kInput = round_up(kBarriers + 3 * 8, 128),
                        kBytes = kInput + kInputBytes;
@@ -352,8 +353,8 @@ __global__ void __launch_bounds__(Q::kThreads)
   for (int turn = 0; begin + turn * step < columns; turn++) {
     const int first = begin + turn * step;
     // Two buffers take turns: a barrier tells when all have read the one before.
-    const int tiles = min(Q::kTiles, (columns - first + kTileColumns - 1) / kTileColumns), own = rank * Q::kOwn,
-              own_columns = min(Q::kOwn, tiles * kTileColumns - own);
+    const int tiles = min(Q::kTiles, (columns - first + kTileColumns - 1) / kTileColumns), own = rank * Q::kOwnColumns,
+              own_columns = min(Q::kOwnColumns, tiles * kTileColumns - own);
     float* const sums = reinterpret_cast<float*>(memory + (turn & 1) * Q::kSumBytes);
     const int sent = Q::kSent + (turn & 1) * Q::kSentBytes;
     const uint32_t sent_bar = bars + (1 + (turn & 1)) * 8;
@@ -384,7 +385,7 @@ __global__ void __launch_bounds__(Q::kThreads)
       }
     }
     // Warps take turns too: those that finish a chunk come later to the next one's products than the others.
-    constexpr int kEach = (Q::kOwn * Q::kItems + Q::kThreads - 1) / Q::kThreads;
+    constexpr int kEach = (Q::kOwnColumns * Q::kItems + Q::kThreads - 1) / Q::kThreads;
     const int worker = thread_index() ^ (turn & 1) * (Q::kThreads / 2);
     typename Finish::Given given[kEach];
 #pragma unroll
@@ -403,11 +404,12 @@ __global__ void __launch_bounds__(Q::kThreads)
       return sum_of_pairs(y);
     };
     if constexpr (kCluster) {
-      for (int item = worker ^ Q::kThreads / 2; item < (Q::kChunk - Q::kOwn) * Q::kItems; item += Q::kThreads) {
-        const int other = item / Q::kItems, row = item % Q::kItems * 4, column = other < own ? other : other + Q::kOwn,
-                  to = column / Q::kOwn, from = rank - (rank > to);
+      for (int item = worker ^ Q::kThreads / 2; item < (Q::kChunk - Q::kOwnColumns) * Q::kItems; item += Q::kThreads) {
+        const int other = item / Q::kItems, row = item % Q::kItems * 4,
+                  column = other < own ? other : other + Q::kOwnColumns, to = column / Q::kOwnColumns,
+                  from = rank - (rank > to);
         if (column < tiles * kTileColumns)
-          send(in_block(shared + sent + (from * Q::kSentFrom + column % Q::kOwn * Q::kTileRows + row) * 4, to),
+          send(in_block(shared + sent + (from * Q::kSentFrom + column % Q::kOwnColumns * Q::kTileRows + row) * 4, to),
                sum_of_groups(column, row), in_block(sent_bar, to));
       }
       if (worker < own_columns * Q::kItems) wait_for_copy(sent_bar, turn >> 1 & 1);  // others go on to their products
