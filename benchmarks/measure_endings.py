@@ -180,17 +180,16 @@ def main() -> None:
         print(f"{machine()}, commit {commit()}, demo voice, {engine.backend} backend")
         drawn = requests(args.utterances, engine.speakers, args.seed)
         said = say_all(engine, drawn, streams)
-        told = {"as_it_is": as_it_is(engine, drawn, said)}
-        told["as_it_is"]["runaways"] = runaways(engine)
+        told = {"as_it_is": as_it_is(engine, drawn, said), "runaways": {"as it is": runaways(engine)}}
         drawn = drawn[: max(args.suppressed, args.cut)]
         whole = [(name, text, how | {"pieces": 0}) for name, text, how in drawn[: args.cut]]
         with without_end(engine, device, streams) as other:
             endless = say_all(other, drawn[: args.suppressed], streams)
             told["suppressed"] = suppressed(drawn[: args.suppressed], said[: args.suppressed], endless)
-            told["runaways"] = runaways(other)
+            told["runaways"]["suppressed"] = runaways(other)
             cut_texts(other)
             told["cut, suppressed"] = cut(whole, say_all(other, whole, streams))
-            told["cut, suppressed"]["runaways"] = runaways(other)
+            told["runaways"]["cut, suppressed"] = runaways(other)
         cut_texts(engine)
         told["cut"] = cut(whole, say_all(engine, whole, streams))
     print(json.dumps(about("demo") | {"results": told}))
