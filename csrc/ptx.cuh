@@ -213,6 +213,11 @@ __device__ __forceinline__ void copy16(uint32_t dst, const void* src, uint64_t p
                : "memory");
 }
 #endif
+// What is waited for takes microseconds. A wait that never ends is a fault, which the host sees.
+__device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
+  for (int polls = 0; !mbarrier_try_wait(bar, parity); ++polls)
+    if (polls == 1 << 20) __trap();
+}
 // Marks cache lines as the first or the last to leave L2.
 __device__ __forceinline__ uint64_t policy_evict_last() {
   uint64_t p;

@@ -270,11 +270,6 @@ __device__ __forceinline__ void after_the_kernel_before() {
   cudaTriggerProgrammaticLaunchCompletion();  // the next one may fetch its weights
   cudaGridDependencySynchronize();
 }
-// A copy takes microseconds. A wait that never ends is a fault, which the host sees.
-__device__ __forceinline__ void wait_for_copy(uint32_t bar, uint32_t parity) {
-  for (int polls = 0; !mbarrier_try_wait(bar, parity); ++polls)
-    if (polls == 1 << 20) __trap();
-}
 // Relaxed: with a release, each arrival would wait until all that the thread has stored is in L2.
 __device__ __forceinline__ void arrive_at_cluster() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -372,7 +367,7 @@ __global__ void __launch_bounds__(Q::kThreads)
         }
         load(of_turn);
       }
-      wait_for_copy(bars, round & 1);
+      mbarrier_wait(bars, round & 1);
 #pragma unroll 1
       for (int i = 0; i < Q::kChunk / kWgmmaColumns; i++) {
         const int part = i * (kWgmmaColumns / kTileColumns);  // its first tile
@@ -412,7 +407,7 @@ __global__ void __launch_bounds__(Q::kThreads)
           send(in_block(shared + sent + (from * Q::kSentFrom + column % Q::kOwnColumns * Q::kTileRows + row) * 4, to),
                sum_of_groups(column, row), in_block(sent_bar, to));
       }
-      if (worker < own_columns * Q::kItems) wait_for_copy(sent_bar, turn >> 1 & 1);  // others go on to their products
+      if (worker < own_columns * Q::kItems) mbarrier_wait(sent_bar, turn >> 1 & 1);  // others go on to their products
     }
 #pragma unroll
     for (int i = 0; i < kEach; i++) {

@@ -92,7 +92,7 @@ __device__ __forceinline__ void copy_tiles(const Convolution& p, const Convoluti
       if (first && block == 0) rows.begin(p.in, shift), shift += p.dilation;
       if (Unit && step == s.end) weight = following.weight + column * 2 * kDepth;
       const uint32_t to = stages + stage * S::kStageBytes, bar = s.arrived(stage);
-      wait_for(s.free(stage), parity);
+      mbarrier_wait(s.free(stage), parity);
       if (threadIdx.x % kWarpgroupThreads == 0) {
         mbarrier_expect(bar, N * kStepBytes);
         bulk_copy_to_pair(to + (S::kRows + share) * kStepBytes, weight, kShare * kStepBytes, bar);
@@ -210,7 +210,7 @@ __device__ __forceinline__ void finish_tiles(const Convolution& p, const Pipelin
       for (int i = thread; i < rows * (N / 32); i += kWarpgroupThreads)
         prefetch_l2(p.residual + (first_row + i / (N / 32)) * p.columns + s.first_column(tile) + i % (N / 32) * 32);
     if (tile + apart >= s.tiles) return finish_last_tile(p, s, total, tile);
-    wait_for(s.summed(), parity);
+    mbarrier_wait(s.summed(), parity);
     finish_tile(p, s, total, tile, thread, kWarpgroupThreads / 8);
     mbarrier_arrive_as_warp(s.finished());
   }
@@ -230,7 +230,7 @@ __device__ __forceinline__ void multiply_tiles(const Convolution& p, int parts_o
   int stage = 0;
   uint32_t parity = 0, tile_parity = 1;
   auto wait_for_step = [&] {
-    wait_for(s.arrived(stage), parity);
+    mbarrier_wait(s.arrived(stage), parity);
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the rows were not copied in bulk
   };
   const int apart = gridDim.x / kPair;
@@ -262,7 +262,7 @@ __device__ __forceinline__ void multiply_tiles(const Convolution& p, int parts_o
         }
       end_of_part = begin + (steps * (part + 1) >> shift);
     }
-    wait_for(s.finished(), tile_parity);
+    mbarrier_wait(s.finished(), tile_parity);
     put_sums<kColumns>(whole, threadIdx.x / 32 % 4, threadIdx.x % 32,
                        reinterpret_cast<float*>(s.base + S::kSums) + row * S::kPitch + column, S::kPitch);
     if (tile + apart >= s.tiles) finish_last_tile(Unit ? following : p, s, total, tile);

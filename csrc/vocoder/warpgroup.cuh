@@ -62,12 +62,6 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
   return static_cast<uint64_t>((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
-// What is waited for takes microseconds. A wait that never ends is a fault, which the host sees.
-__device__ __forceinline__ void wait_for(uint32_t bar, uint32_t parity) {
-  for (int polls = 0; !mbarrier_try_wait(bar, parity); ++polls)
-    if (polls == 1 << 20) __trap();
-}
-
 // Begin the products of a step. 16 channels are 2 units of 16 bytes; the low halves lie 4 units behind the high ones.
 template <int N, bool Exact>
 __device__ __forceinline__ void multiply_step(float (&main)[N / 2], float (&cross)[N / 2], uint64_t a, uint64_t b) {
@@ -168,7 +162,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 2)
   if (first_row >= total) {  // the whole cluster is too much
     // Another block may get the shared memory only once everything has landed there.
     if (thread == 0)
-      for (int s = 0; s < kStages - 1 && begin + s < end; ++s) wait_for(bars + 8 * s, 0);
+      for (int s = 0; s < kStages - 1 && begin + s < end; ++s) mbarrier_wait(bars + 8 * s, 0);
     return;
   }
 #pragma unroll
@@ -186,7 +180,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 2)
     asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();  // this step's rows are there, and everybody is through with the step before
-    wait_for(bars + 8 * stage, parity);
+    mbarrier_wait(bars + 8 * stage, parity);
     const uint64_t a = of_a + stage * (S::kStageBytes / 16), b = of_b + stage * (S::kStageBytes / 16);
     multiply_step<N, Exact>(main, cross, a, b);
     if (step + kStages - 1 < end) load_weights(step + kStages - 1, ahead);
