@@ -418,7 +418,8 @@ def test_a_killed_front_is_replaced_and_sigterm_lets_speech_end(processes):
 def test_ctrl_c_is_told_once_to_each_front(processes):
     """A terminal tells all processes of a group. Told twice, uvicorn ends with tracebacks."""
     with processes.streaming() as response:
-        next(response.iter_raw())
+        chunks = response.iter_raw()  # kept: its end would end the answer
+        next(chunks)
         os.killpg(processes.process.pid, signal.SIGINT)
     assert processes.process.wait(timeout=PATIENCE_S) == 130  # as shells tell SIGINT
     assert "Traceback" not in processes.log.read_text()
