@@ -458,6 +458,7 @@ def test_speech_that_the_servers_end_has_cut_is_told_as_such(server, caplog):
     finally:
         server.service.journal.over = False
     assert (told["status"], told["code"], told["finish_reason"]) == (200, "closing", "cancelled")
+    assert min(told["audio_s"], told["first_audio_s"]) > 0  # also of speech that nobody hears to its end
     assert total(get(f"{server.url}/metrics").text, "refusals_total", reason="closing") == before + 1
 
 

@@ -95,7 +95,9 @@ class Journal:
             raise
         finally:
             if audio := session.audio:
-                speech.finish_reason, speech.audio_s = audio.finish_reason, audio.duration_s
+                if audio.finish_reason != "cancelled":  # else it was cut, has failed, or its text was refused
+                    speech.finish_reason = audio.finish_reason
+                speech.audio_s = audio.duration_s
                 speech.compute_s, speech.first_audio_s, speech.lead_s = audio.compute_s, audio.ttfc_s, audio.lead_s
                 speech.stages = {stage: took for stage, took in vars(audio.timings).items() if took is not None}
             if speech.finish_reason:

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 
@@ -35,6 +36,7 @@ from spoken_text.sentence import STALL_S
 from spoken_text.spoken_text import SpokenText
 
 _BUSY_S = 0.25  # a patient session tries again after this time if all slots are taken
+_CLOSE_S = 1.0  # for the engine to end a cancelled part, which it does before the next frame
 _BLOCK_S = 2.0  # seconds of one `Sound` at most: to encode and send it takes an event loop some milliseconds
 _WORDS_AT_ONCE = 64  # characters; more would hold the event loop for over 5 ms at worst
 
@@ -53,7 +55,7 @@ class SpeechSession:
     All fields are the loop's. The engine's thread posts chunks to the loop, and cancels if the loop is closed.
 
     Attributes:
-        audio: everything, once `Ended` has come; None before.
+        audio: everything, once `Ended` has come; None before. After `close`, what was made until then.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class SpeechSession:
         self._news = asyncio.Event()  # text has come, or its end, or a cancel
         self._cancelled = False  # no part will follow
         self._said: list[Audio] = []  # the parts that are over
+        self._part_over = asyncio.Event()  # the engine has ended the current part
         self._most_attempts = 1  # how often the part was said that was said most often
         self.audio: Audio | None = None
 
@@ -145,6 +148,7 @@ class SpeechSession:
     async def _begin_part(self, begin: Callable[..., None], *args: object) -> None:
         """As `_call`, for what begins a part. Raises EngineBusy: there is no slot, and the session is not patient."""
         while True:
+            self._part_over.clear()
             try:
                 return await self._call(begin, *args)
             except EngineBusy:
@@ -169,7 +173,9 @@ class SpeechSession:
             self.cancel()
 
     def _arrive(self, chunk: Chunk | None) -> None:
-        if chunk:
+        if chunk is None:
+            self._part_over.set()
+        else:
             if self._request.retries:  # it is heard once all of it is good
                 return
             self._stalls.made(len(chunk.samples) / chunk.sample_rate)
@@ -317,12 +323,20 @@ class SpeechSession:
         self._seat.leave()
 
     async def close(self) -> None:
-        """Cancel what still runs, and wait for the task of `feed`."""
+        """Cancel what still runs. Wait for the task of `feed`, and until the engine has ended the current part."""
         self.cancel()
         feeding, self._feeding = self._feeding, None  # a cancelled task holds its frames, which hold this session
         if feeding:
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
+        if self.audio is None and (utterance := self._parts.utterance):
+            with suppress(TimeoutError, TTSError):  # stuck, or failed
+                if not utterance.done:
+                    await asyncio.wait_for(self._part_over.wait(), _CLOSE_S)
+                last = utterance.result()
+                said = self._said if self._said and self._said[-1] is last else [*self._said, last]
+                made = await self._loop.run_in_executor(self._executor, joined, said)
+                self.audio = replace(made, finish_reason="cancelled")
 
     # ------------------------------------------------------------ events out
 
