@@ -22,7 +22,7 @@ import torch
 from common import about, commit, machine, positive
 from measure_load import FRAMES
 
-from qwen_megakernel.backend.interfaces import LoadedModel
+from qwen_megakernel.backend.interfaces import LoadedModel, Watch
 from qwen_megakernel.engine.callbacks import returns_at_once
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.input import Request
@@ -75,8 +75,11 @@ class Model:
 
         return wait
 
-    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams, pages: list[int], watch: None) -> None:
+    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams, pages: list[int], watch: Watch) -> None:
         pass
+
+    def told(self, slot: int) -> list[np.ndarray]:
+        return []
 
     def reset(self, slot: int) -> None:
         pass

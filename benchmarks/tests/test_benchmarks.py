@@ -23,6 +23,7 @@ import pytest
 import run_all
 import torch
 from common import wait_until_ready
+from measure_load import FRAMES
 from pipecat.utils.string import match_endofsentence
 from serving import running
 
@@ -240,6 +241,14 @@ def test_listeners_of_a_server_are_counted(monkeypatch, capsys):
     for row in rows:
         assert row["heard_s"] == pytest.approx(0.8), "a socket's numbers of contexts are no sound"
         assert 0 <= row["without_gap"] <= 1 and row["p95"] >= row["p50"] > 0
+
+
+@pytest.mark.slow
+def test_fronts_speak_over_a_pretended_gpu():
+    command = [sys.executable, str(BENCHMARKS / "measure_fronts.py"), *"--fronts 1 --live 1 --seconds 1".split()]
+    done = subprocess.run([*command, "--clients", "1"], capture_output=True, text=True, check=True)
+    (row,) = json.loads(done.stdout.splitlines()[-1])["results"]
+    assert row["refused"] == 0 and row["n"] > 0 and row["heard_s"] == pytest.approx(FRAMES * 0.08)
 
 
 def test_the_loop_decides_the_same_with_the_guard_and_in_every_run(monkeypatch, capsys):
