@@ -31,6 +31,7 @@ from qwen_megakernel import BackendError, TTSEngine, cli
 from qwen_megakernel.commands.config import actions_of, printed
 from qwen_megakernel.commands.options import server_options
 from qwen_megakernel.server import logs
+from qwen_megakernel.server.app import check_certificate
 from qwen_megakernel.server.keys import Keys
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.openai.bodies import SPEECH
@@ -601,8 +602,8 @@ async def test_a_drain_waits_for_sound_that_a_client_has_yet_to_take():
     assert service.unsent_sockets.looks == 3
 
 
-def write_certificate(folder: Path, name: str) -> None:
-    """A new key and its certificate, cert.pem and key.pem."""
+def write_certificate(folder: Path, name: str, password: bytes = b"") -> None:
+    """A new key and its certificate, cert.pem and key.pem. `password`: of the key, if it has one."""
     key = ec.generate_private_key(ec.SECP256R1())
     who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
@@ -610,7 +611,17 @@ def write_certificate(folder: Path, name: str) -> None:
     made = made.serial_number(x509.random_serial_number()).not_valid_before(now).not_valid_after(now + timedelta(1))
     pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     (folder / "cert.pem").write_bytes(made.sign(key, hashes.SHA256()).public_bytes(pem))
-    (folder / "key.pem").write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
+    kept = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, form, kept))
+
+
+@pytest.mark.parametrize("password", [None, "wrong"])
+def test_a_key_with_a_password_is_refused_without_it(tmp_path, password):
+    write_certificate(tmp_path, "old", b"secret")
+    files = {"ssl_certfile": tmp_path / "cert.pem", "ssl_keyfile": tmp_path / "key.pem"}
+    check_certificate(ServerOptions(**files, ssl_keyfile_password="secret"))
+    with pytest.raises(BackendError, match="cannot be used.*give a certificate and its key"):
+        check_certificate(ServerOptions(**files, ssl_keyfile_password=password))
 
 
 def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path):

@@ -86,7 +86,8 @@ class RunawayGuard:
     def _add(self, codes: bytes, text_used_up: bool, level: float) -> None:
         recent = self._recent
         repeats = [p for p in _PERIODS if p <= len(recent) and codes == recent[-p]] if codes in recent else ()
-        self._repeated = {period: self._repeated.get(period, 0) + 1 for period in repeats}
+        if repeats or self._repeated:
+            self._repeated = {period: self._repeated.get(period, 0) + 1 for period in repeats}
         recent.append(codes)
         self._loudest = max(self._loudest, level)
         self._quiet = self._quiet + 1 if level < max(_SILENT, _QUIET * self._loudest) else 0
@@ -133,6 +134,8 @@ class RunawayGuard:
 
     def _loops(self) -> list[tuple[str, int]]:
         """Kind and first frame of every run that lasts until now."""
+        if not (self._repeated or self._quiet or self._standing):  # as nearly always
+            return []
         loops = [("repeats", self._frames - run - period) for period, run in self._repeated.items()]
         loops += [("silence", self._frames - self._quiet)] if self._quiet else []
         loops += [("standstill", self._frames - self._standing)] if self._standing else []

@@ -30,9 +30,10 @@ noise. The demo voice of 2026-11 made up to 40 ms of it."""
 def levels(windows: np.ndarray) -> np.ndarray:
     """fp32 [..., samples] -> fp32 [...]: each window's RMS, around its mean if that is no more than `OFFSET`."""
     size = windows.shape[-1]
-    means = np.add.reduce(windows, axis=-1, keepdims=True) / size  # `mean` takes twice as long
-    varying = windows - np.minimum(np.maximum(means, -OFFSET), OFFSET)
-    rms: np.ndarray = np.sqrt(np.add.reduce(varying * varying, axis=-1) / size)
+    # From two sums: to subtract the mean from each sample takes five times as long, and 2e-6 is exact enough.
+    sums, squares = np.einsum("...s->...", windows), np.einsum("...s,...s->...", windows, windows)
+    offsets = np.minimum(np.maximum(sums / size, -OFFSET), OFFSET)
+    rms: np.ndarray = np.sqrt(np.maximum(squares - offsets * (2 * sums - size * offsets), 0) / size)
     return rms
 
 

@@ -176,15 +176,17 @@ def check_certificate(options: ServerOptions) -> None:
     except OSError as error:
         files = [str(path) for path in (options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs) if path]
         words = f"the files for TLS, {', '.join(files)}, cannot be used: {error.strerror or error}"
-        raise BackendError(f"{words}; give a certificate and its key, PEM") from None
+        remedy = "give a certificate and its key, PEM, with --ssl-keyfile-password if it has one"
+        raise BackendError(f"{words}; {remedy}") from None
 
 
 def _renew(context: ssl.SSLContext, options: ServerOptions) -> None:
     """New connections get the certificate as its files are now. A first context tries it: where the key does not fit
     yet, the served one would be left without either."""
     assert options.ssl_certfile
+    password = options.ssl_keyfile_password or ""  # with None OpenSSL would ask the terminal
     for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
-        each.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, options.ssl_keyfile_password)
+        each.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, password)
 
 
 class _Server(uvicorn.Server):
