@@ -105,6 +105,11 @@ def scaled(spoken: Spoken, rule: Rules) -> None:
     def single(found: Found) -> str | None:
         if not is_scale(found, found[2], found[3]):
             return None
+        if unit := found[4]:  # 5 million km²
+            said = spoken.scaled_at(found, found[2], found[3]) or spoken.scaled(found[2], found[3])
+            of = spoken.of if " " in (said or "") and spoken.scales[found[3]][0] > 3 else ""
+            noun = f" {of}{plain(spoken.units[unit.rstrip('.')])[-1]}"
+            return said if not said or isinstance(said, Kept) else f"{said}{noun}{found.stop(unit)}"
         if said := spoken.scaled_at(found, found[2], found[3]):
             return said if isinstance(said, Kept) else said + found.stop(found[3], spoken.code == "de")
         said, exact = spoken.scaled(found[2], found[3]), spoken.exact(found[2], found[3])
@@ -112,7 +117,8 @@ def scaled(spoken: Spoken, rule: Rules) -> None:
         return said and spoken.below_zero(found[1]) + said + found.stop(found[3], spoken.code == "de")
 
     rule(DASHES, rf"(?<![\w.,-])({number}){scale}? ?{DASH} ?({number}){scale}(?!\w)", ranged)
-    written = rf"(?<![\w.,])([-−])?({number}){scale}" + ("" if spoken.joined else r"(?!\w)")
+    measured = rf"(?: ({ends_of(spoken.words('scaled_units')) or '(?!)'})(?![\w²³/]))?"
+    written = rf"(?<![\w.,])([-−])?({number}){scale}" + ("()" if spoken.joined else rf"(?!\w){measured}")
     rule(initials(spoken.scales), written, single)
 
 

@@ -85,6 +85,9 @@ class Numbers:
             return True
         if held[-1] in ".,;:!?" and not (held[-1] == "." and held.lstrip("0123456789,.")[:-1] in self._abbreviations):
             return False
+        units = spoken.units
+        if word == "/" and held.rstrip(".") in units or held == "/" and {word, f"{word[:-1]}²"} & {*units}:  # t / km2
+            return True
         if has_digit or (held[-1] in "°'’′\"”″" and word in figures.DIRECTIONS):
             return True
         if spoken.openers and "/" in word and word.partition("/")[0] in [*spoken.units, *amounts.CODES]:  # mg/kg

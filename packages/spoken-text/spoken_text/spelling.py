@@ -119,7 +119,7 @@ def numbers(spoken: Spoken, rule: Rules) -> None:
     _dates(spoken, rule)
     if spoken.decimal == ".":  # .5kg
         rule(".", rf"(?<![\w.,:/$€£-])(?=\.\d{{1,5}} ?(?:{spoken.unit_names})(?!\w))", lambda f: "0")
-    rule("kcdmf23м", r"(?<=\d) ?((?:[kcdm]?m|ft|[кс]?м))([23])(?![\w²³])", lambda f: f" {f[1]}{'²³'[f[2] == '3']}")
+    rule("kcdmf23м", r"(?<=[\d/]) ?((?:[kcdm]?m|ft|[кс]?м))([23])(?![\w²³])", lambda f: f" {f[1]}{'²³'[f[2] == '3']}")
     # Chapter 01 has no zero, and 66·5 is a decimal.
     rule("0", r"^0+(?=[1-9]\d?(?!\w|[.,:/-]\d))", lambda f: "" if _is_label(spoken, f) else None)
     units = rf"(?= ?(?:%|{spoken.unit_names})(?!\w))" if spoken.joined else r"(?![\d·])"
@@ -175,7 +175,8 @@ def _by_parts(spoken: Spoken, token: str) -> str:
 
     def say(found: re.Match[str]) -> str:
         behind = token[found.end() : found.end() + 1]
-        return spoken.said(found[0]) + (spoken.blank if behind.isalpha() else "")
+        start = spoken.blank if token[found.start() - 1 : found.start()].isalpha() else ""
+        return start + spoken.said(found[0]) + (spoken.blank if behind.isalpha() else "")
 
     return re.sub(rf"{spoken.pattern}|\d+", say, token)
 

@@ -50,6 +50,7 @@ class Spoken:
     per: str  # between an amount and what it is for
     either = ""  # between two ordinals with a bar: 1st/2nd
     year_ends = ""  # a regular expression for what may be written behind the year of a date
+    of = ""  # between a power of ten and a unit: 5 millions de km²
     part_ends = ""  # a regular expression for what may be written behind a fraction
     comma = ""  # said for a decimal comma, if it differs from `point`
     one: dict[str, str] = {}  # the number 1 before a noun, by the noun's gender "m" or "f"
@@ -433,7 +434,7 @@ class Spoken:
     def many(self, sign: str) -> str:
         """A currency's name behind a large number, with the word that links it; empty if there is none."""
         forms, _, _ = self.forms_of(sign)
-        return self.changed(self._data.get("of", "") + forms[-1], "many_of_money") if forms else ""
+        return self.changed(self.of + forms[-1], "many_of_money") if forms else ""
 
     def forms_of(self, sign: str) -> tuple[list[str], str, list[str]]:
         """A currency's forms, gender and the forms of its hundredth, from our table or from num2words."""

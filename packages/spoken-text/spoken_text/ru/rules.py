@@ -16,6 +16,7 @@ _VERBS = ("л", "лся", "ть", "т", "м", "ёт", "сь")
 _TENTHS = {1: "десят", 2: "сот", 3: "тысячн"}
 _ROMAN = r"[IVXХ]{1,8}"
 _YEAR = r"(?:1\d|20)\d\d"
+_OF_YEAR = r"(?: (\d{4}|\d{1,3}(?= года\b| г\.? до ))(?:-го)?(?: года\b| г\.| г\b)?(?!\d))?"
 _LINKS = ("и", "или", "--", "–", "—")
 
 
@@ -31,6 +32,11 @@ def number(value: str, case: str, gender: str = "m") -> str:
     for figures, stem in ((whole, "цел"), (decimals, _TENTHS[len(decimals)])):
         parts.append(f"{number(str(int(figures)), case, 'f')} {stem}{ends[not is_one(figures)]}")
     return " ".join(parts)
+
+
+def of_part(noun: str) -> str:
+    """A noun as it is behind a decimal fraction, from its form behind 2: квадратных метра -> квадратного метра"""
+    return re.sub("[ыи]х(?= )", "ого", noun.replace("ые ", "ой "))
 
 
 def is_decimal(value: str) -> bool:
@@ -59,7 +65,7 @@ class Language(European):
         return f"{self.ordinal(day, case='g', gender='n')} {self.months[month - 1]}{behind}"
 
     def named_months(self, months: str, rule: Rules) -> None:
-        date = rf"(?<!\d)(\d\d?) ({months})\b(?: (\d{{4}})(?: года\b| г\.| г\b)?(?!\d))?"
+        date = rf"(?<!\d)(\d\d?) ({months})\b{_OF_YEAR}"
         rule(initials(self.months), date, self._named_date)
 
     def _named_date(self, found: Found) -> str:
@@ -68,21 +74,42 @@ class Language(European):
         )
 
     def ordinal_at(self, found: Found) -> str | None:
-        number, end = found[1], found[0][-1]
+        number, end, after = found[1], found[0][-1], found.after
         if end == "х" and int(number) in (2, 3, 4):
             return num2words(int(number), lang="ru", case="g")
-        if end == "х" or (end == "е" and number[-1] == "0"):
-            return num2words(int(number), lang="ru", to="ordinal", plural=True, case="g" if end == "х" else "n")
-        adjective, noun = found.after, found.rest.strip() and found.around.after.strip(".,;:!?)»")
+        if plural := self._plural_ordinal(number, found[0].lstrip("0123456789-"), after):
+            return num2words(int(number), lang="ru", to="ordinal", plural=True, case=plural)
+        if end == "м" and self._is_instrumental(found):
+            return self.ordinal(number, case="i")
+        adjective, noun = after, found.rest.strip() and found.around.after.strip(".,;:!?)»")
         is_pair = noun and adjective[-2:] in ("ой", "ей") and re.search("(?:[иыею]|ой|ией)$", noun)
         oblique = end == "й" and (bool(is_pair) or self._is_oblique(adjective))
         return self.ordinal(
             number, **({"gender": "f", "case": "g"} if oblique else self.table("ordinal_forms").get(end, {}))
         )
 
+    def _plural_ordinal(self, number: str, end: str, after: str) -> str:
+        """The case of an ordinal in the plural; empty if it is a singular."""
+        if end.endswith("х"):
+            return "g"
+        if end.endswith("ми"):
+            return "i"
+        if end.endswith("м") and re.search("[ая]м$", after):
+            return "d"
+        is_many = number[-1] == "0" and not end.endswith("ье") or re.fullmatch("[а-яё]{3,}(?:ы|[ыи]е)", after)
+        return "n" if end == "и" or (end.endswith("е") and is_many) else ""
+
+    def _is_instrumental(self, found: Found) -> bool:
+        """в 5-м классе, but стал 5-м"""
+        if found.before in self.words("inside") or found.before in ("на", "по") or re.search("[еу]$", found.after):
+            return False
+        return bool(re.search("[ыи]м$", found[0]) or re.search("[оеыи]м$|ью$", found.after)) or (
+            found.before.endswith(("л", "ла", "ло", "ли", "лся", "лась", "лись", "ть", "ться"))
+        )
+
     def per_one(self, unit: str, gender: str) -> str:
-        is_time = unit in self.words("time_units")
-        return f"в {unit[:-1]}{unit[-1].translate(_ACCUSATIVE)}" if is_time else super().per_one(unit, gender)
+        link = "в" if unit in self.words("time_units") else self.per
+        return f"{link} {unit[:-1]}{unit[-1].translate(_ACCUSATIVE)}"
 
     def nth_part(self, top: int, bottom: int) -> str:
         """одна двенадцатая, три двенадцатых"""
@@ -108,15 +135,28 @@ class Language(European):
     def _ruler(self, found: Found, noun: str, goes_on: bool = True) -> str:
         """The word before a number, or the preposition that goes on behind "и": из 5 человек и 3 собак."""
         before, around = found.before, found.around
-        if goes_on and before in ("и", "или") and not found.head and around.earlier == around.ruled[0]:
+        earlier = "" if found.head else around.earlier.lower()
+        if before in self.words("about") or (earlier, before) == ("том", "числе"):  # более чем 5, до примерно 5
+            before = earlier.replace("том", "")
+        if goes_on and around.ruled[0] and not found.head and (
+            before in ("и", "или") and earlier == around.ruled[0] or {before, noun} <= self.words("time_nouns")
+        ):  # из 5 человек и 3 собак, в течение 3 лет 10 месяцев
             before = around.ruled[1]
         if before in self.words("genitive"):
             around.ruled = noun, before
         return before
 
+    def counted(self, value: str, unit: str, mark: str = "") -> str | None:
+        said = super().counted(value, unit, mark)
+        if not said or "." not in value or unit in self.nouns:
+            return said
+        noun = self.units[unit][1]
+        return said.removesuffix(noun) + of_part(noun)
+
     def measured(self, found: Found, value: str, forms: list[str], gender: str) -> str | None:
         before, after = self._ruler(found, found[0].split()[-1], "%" not in found[0]), found.after
         case = self.case_before(before)
+        case = "a" if case == "n" and re.search("[аеиу]ть$", before) else case  # добавить 1 ложку
         if before in ("в", "во") and after in self.words("away") and forms[2].endswith("метров") and value.isdecimal():
             noun = forms[2].removesuffix("ов") + ("е" if is_one(value) else "ах")
             return f"{number(value, 'p')} {noun}"
@@ -125,9 +165,11 @@ class Language(European):
         if case == "d":
             return keep(found)
         said = number(value, case, gender)
-        if case == "g" or "." in value:
-            return f"{said} {forms[1 if '.' in value or is_one(value) else 2]}"
-        one = re.sub("а$", "у", forms[0]) if gender == "f" else forms[0]
+        if "." in value:
+            return f"{said} {of_part(forms[1])}"
+        if case == "g":
+            return f"{said} {forms[1 if is_one(value) else 2]}"
+        one = re.sub("а(?= |$)", "у", forms[0].replace("ая ", "ую ")) if gender == "f" else forms[0]
         return f"{said} {one}" if is_one(value) else None
 
     def money_at(self, found: Found, sign: str, written: str, scale: str | None) -> str | None:
@@ -176,6 +218,14 @@ class Language(European):
 
     # ---------------------------------------------------------------- which words belong together
 
+    def _ranked(self, noun: str) -> dict[str, str] | None:
+        """Gender and case of a noun that an ordinal ranks, such as "степени"; None if it is none."""
+        for kind, ends in self.table("rank_ends").items():
+            stem = next(filter(noun.startswith, self.table("ranked")[kind].split()), None)
+            if stem and noun.removeprefix(stem) in ends:
+                return {"gender": kind[0], "case": ends[noun.removeprefix(stem)]}
+        return None
+
     def holds(self, word: str, held: str) -> bool:
         """Is the word, behind the word `held`, needed to tell what a number agrees with?"""
         if held in ("г.", "гг.", "в.", "вв.") and word in ("до", "н", "н.э"):
@@ -188,14 +238,21 @@ class Language(European):
         if re.search(r"\d-й$", held) and re.fullmatch("[а-яё]{2,}[ое]й", word):  # 1-й пехотной дивизией
             return True
         if re.search(rf"(?:^|[(«\"–—-]){_ROMAN}$", held):
-            return word in ("в", "вв", "век", "века", "веке", "веку", "веком", "веков", "веках", "и", "по")
+            return word in ("в", "вв", *self.table("century_cases"), "и", "по")
         if held in ("и", "по") and self.is_roman(word):
             return True
+        if re.fullmatch(r"\d{1,2},", held) and re.fullmatch(r"\d{1,2}(?:-[а-я]{1,3})?", word):  # 3, 6 и 8-м
+            return True
+        if held in ("ст.", "ч.") and (word == "л" or word.startswith("лож")) or held == "л." and word == "с":
+            return True
         if not held[-1].isdecimal():
-            return held in ("по", "до", "из", *_LINKS) and word[:1].isdigit() or held == "кв." and word in ("м", "км")
+            goes_on = held in ("по", "до", "из", "х", *_LINKS) and word[:1].isdigit()
+            return goes_on or held == "кв." and word in ("м", "км")
+        if re.match(r"(?:руб|долл)\.?/", word) or word in ("х", "--", "—", "ст", "ст.л", "ч.л") or re.fullmatch(r"\d\d?", held) and word == "и":
+            return True
         if word == "из" and re.search(r"(?:^|[^1\d])[12]$|[2-9][12]$", held):
             return True
-        if word in ("по", "до", "кв", "годах", "годов", "вв") or re.fullmatch("век(?:а|е|у|ом|ов|ах)?|в(?=$)", word):
+        if word in ("по", "до", "кв", "годах", "годов", "вв") or word == "в" or word in self.table("century_cases"):
             return word != "в" or bool(re.search(r"(?<!\d)(?:[1-9]|1\d|2[01])$", held))
         return bool((_ADJECTIVE_ONE if held[-1] == "1" and held[-2:] != "11" else _ADJECTIVE).fullmatch(word))
 
@@ -220,9 +277,36 @@ class Language(European):
             case = "n" if case == "p" and after.rstrip(".,;:!?").endswith(("у", "ю")) else case
             return found[1] + self.table("places_short")[found[2]][case]
 
-        @rule("IVXХ", rf"^({_ROMAN})$")
+        @rule("-—", r"(?<![\w.,])(\d+(?:,\d+)?)( ?)(?:--|—)( ?)(?=(\d+(?:,\d+)?)(?:-е)?(?! ?-)( г(?:од|г))?)")
+        def dashed(found: Found) -> str | None:
+            """1816 -- 1893, but not "в 1905 -- 3 школы" """
+            first, last = (float(found[group].replace(",", ".")) for group in (1, 4))
+            return f"{found[1]}{found[2]}–{found[3]}" if first < last or found[5] else None
+
+        rule("N", r"(?<!\w)No\.? ?(?=\d)", lambda f: "№ ")
+        rule("х", r"(?<=\d)( ?)х ?(?=\d)", lambda f: f"{f[1]}x{f[1]}")
+        rule("сч", r"(?<=\d) ?(?:(ст|ч)\. ?л(?:\.|(?!\w))|л\. ?с\.)", lambda f: f" {f[1] or 'л'}.{'л' if f[1] else 'с'}.")
+        spoons = r"(?<=\d )(ст|ч)\. (?=лож(к[аиу]|ек)(?!\w))"
+        ends = {"ка": "ая", "ку": "ую", "ки": "ые", "ек": "ых"}
+        stems = {"ст": "столов", "ч": "чайн"}
+        rule("сч", spoons, lambda f: f"{stems[f[1]]}{ends[f[2]]} ")
+        sacred = rf"(?<![\w.,:/-])(\d{{1,3}}):(\d{{1,3}})(?![\w:/])"
+        books = self.words("scripture")
+        rule(":", sacred, lambda f: f"{f[1]}, {f[2]}" if f.before.rstrip(".") in books else None)
+
+        @rule("", r"(?<![\w.,:/-])\d{8,15}(?![\w/-]|[.,]\d)")
+        def code(found: Found) -> str | None:
+            """Код КАТО -- 113247300"""
+            names = (found.around.before, found.around.earlier)
+            return self.digits(found[0]) if any(name[:3].isupper() and len(name) > 2 for name in names) else None
+
+        @rule("IVXХ", rf"^({_ROMAN})(?= (?:и|-|–|--|—)$|$)")
         def event(found: Found) -> str | None:
-            """II мировая война"""
+            """II мировая война, II степени, в конце XIX – начале XX века"""
+            if found.before in self.words("century_before") and found.after in ("и", "-", *_LINKS):
+                return self.ordinal(str(number_of(found[1])), case="g") if number_of(found[1]) else None
+            if form := self._ranked(found.after):
+                return self.ordinal(str(number_of(found[1])), **form) if number_of(found[1]) else None
             end = re.search("(?:[аоы]я|ую|[оыи]й|ого|ому|ом|ое)$", found.after)
             forms = self.table("adjective_ends").get(end[0]) if end else None
             value = number_of(found[1])
@@ -253,6 +337,8 @@ class Language(European):
             return self._fraction(found, value, noun, said)
         if not noun:
             case = "g" if before in self.words("genitive") else "d" if before in ("к", "ко") else "n"
+            case = "i" if before in ("между", "над", "перед") else case
+            case = "p" if before in ("в", "во") and found.after == "из" else case  # в 3 из 5 случаев
             return number(value, case) if case != "n" and value[0] != "0" else said
         if value[0] == "0":
             return said
@@ -260,6 +346,8 @@ class Language(European):
         # собаки behind 3, as 1 собака, follow no preposition
         before = self._ruler(found, noun, noun[-1] not in "аяыи" or (one and noun[-1] in "ыи"))
         case, gender = self._singular(words, before) if one else self._plural(words, value, before)
+        if in_range and case == "n":  # 21-23 недель
+            case = self._plural(words, self.value(found[3]), before)[0]
         if case == "place":
             return self._place(value, noun) or keep(found)
         return number(value, case, gender) if case else keep(found)
@@ -350,6 +438,8 @@ class Language(European):
             if end in "ыи":
                 return "g", "f"
             return ("g", "m") if end in "ая" else ("", "")
+        if noun == "человека" or end in "ая" and {noun[:-1], noun[:-1] + "ь"} & self.words("masculine"):
+            return "g", "m"
         if end in "ую":
             nominative = {re.sub("у$", "а", noun), re.sub("ю$", "я", noun)}
             if case == "d" or (before == "по" and re.sub("[ую]$", "а", noun) not in self.words("feminine")):
@@ -387,13 +477,15 @@ class Language(European):
         rule("п", rf"(?<!\w)({_ROMAN}) по ({_ROMAN})(?= век(?!\w))", self._from_to)
         figure = rf"(?:{_ROMAN}|(?<![\w.,:/-])\d\d?|(?<=-)\d\d?)"
         chain = rf"({figure})(?:( ?[–-] ?| и )({figure}))?"
-        rule("в", rf"(?<!\w){chain} ?(век(?:а|е|у|ом|ов|ах)?|вв?\.)(?!\w)", self._century)
+        rule("вст", rf"(?<!\w){chain} ?({'|'.join(self.table('century_cases'))}|вв?\.)(?!\w)", self._century)
         months = "|".join(self.months)
-        day, year = r"(\d\d?)", r"(?: (\d{4})(?: года\b| г\.| г\b)?(?!\d))?"
+        day = r"(\d\d?)"
         rule("дп", rf"(?<![\w.,:/-]){day} (по|до) {day} (?=(?:{months})\b)", self._days)
+        two_styles = rf"(?<![\w.,:/-]){day} \({day}\) (?=(?:{months})\b)"
+        rule("(", two_styles, lambda f: f"{self._day(f[1])} ({self._day(f[2])}) ")
         written = rf"(?<![\w.,:/-]){day} ?{DASH} ?{day} (?=(?:{months})\b)"
         rule(DASHES, written, lambda f: f"{self._day(f[1])} – {self._day(f[2])} ")
-        rule(initials(self.months), rf"(?<![\w.,:/-]){day} ({months})\b{year}", self._date)
+        rule(initials(self.months), rf"(?<![\w.,:/-]){day} ({months})\b{_OF_YEAR}", self._date)
         clock = rf"{HOUR}:{MINUTE}"
         rule(":", rf"(?<![\w.,:/-]){clock} ?{DASH} ?{clock}(?![\w:/]|[.,]\d)", self._span)
         rule(":", rf"(?<![\w.,:/-]){clock}(?![\w:/]|[.,]\d)", self._time)
@@ -403,7 +495,7 @@ class Language(European):
         year, ends = r"(1[1-9]\d\d|20\d\d)", r"(?![\w%]|[.,]\d|[:/–-]\d| ?(?:г|[$€₽°%]))"
         rule("-–", rf"(?<![\w.,:/-]){year} ?[–-] ?{year}{ends}", self._years)
         rule("-–", rf"(?<![\w.,:/-]){year}[–-](\d\d){ends}", self._years)
-        rule("к", r"(?<=\d) кв\. ?(к?м)(?!\w)", lambda f: f" {f[1]}²")
+        rule("к", r"(?:(?<=\d) |/ ?)кв\. ?(к?м)(?!\w)\.?", lambda f: f"{f[0][0]}{f[1]}²{f.stop(f[0])}")
         rule("(", r"(?<=\()(1[1-9]\d\d|20[0-3]\d)(?=\))", lambda f: self._year(f[1], "n"))
         written = r"(?<![\w.,:/-])(?:0[1-9]|[12]\d|3[01])\.(?:0[1-9]|1[0-2])(?![\w]|[.,]\d| ?[%€$₽])"
         # 12.05: a day or a decimal; after "в" a time.
@@ -411,7 +503,12 @@ class Language(European):
         rule(".", r"(?<![\w.,:/·-])[1-9]\d{0,2}\.\d{3}(?![\w.,:/·-])", keep)  # thousands or thousandths
         rule(",", r"(?<![\w.,])\d+,\d+(?=-[а-яё])", keep)
         rule("/", r"(?<![\w.,:/–-])1/([2-9])(?![\w/]|[.,]\d|-\d)", self._part)
-        rule("", rf"(?<![\w.,–-])([1-9]\d{{0,2}})-?(?=(?:{self.any_of('compounds')}))", self._compound)
+        rule("", rf"(?<![\w.,–-])([1-9]\d{{0,3}})-?(?=(?:{self.any_of('compounds')}))", self._compound)
+        adjective = "[а-яё]{3,}(?:[ыио]й|[ая]я|[ыио]е|ее|[оеы]го|[ое]му|[ыи]м|[ое]м|[ую]ю|[ыи]х|[ыи]ми)(?!\\w)"
+        rule("-", rf"(?<![\w.,–-])([1-9]\d{{0,3}})-(?={adjective})", self._compound)
+        sized = rf"(?<![\w.,–-])(\d{{1,4}})-({ends_of(self.table('sizes'))})(?!\w)"
+        rule("-", sized, self._sized)
+        rule("-", rf"(?<![\w.,–-])1,5-(?={adjective})", lambda f: Kept("полутора"))
         rule("-", r"(?<![\w.,-])(\d{1,2})-ти(?!\w)", lambda f: number(f[1], "g"))
         rule("+", r"(?<![\w.,])(\d{1,2})\+(?=\s|$|[,.;:!?)])", lambda f: f"{self.cardinal(f[1])} плюс")
 
@@ -437,8 +534,18 @@ class Language(European):
         """десятилетний, двадцатиэтажный, столетие"""
         if found[1] == "1":
             return Kept("одно")
-        said = num2words(int(found[1]), lang="ru", case="g")
-        return Kept("".join({"ста": "сто", "девяноста": "девяносто"}.get(word, word) for word in said.split()))
+        said = num2words(int(found[1]), lang="ru", case="g").removeprefix("одной ")
+        instead = {"ста": "сто", "девяноста": "девяносто", "тысячи": "тысяче", "тысяч": "тысяче"}
+        return Kept("".join(instead.get(word, word) for word in said.split()))
+
+    def _sized(self, found: Found) -> str | None:
+        """122-мм пушка: an adjective that ends as the one behind it"""
+        end = re.search("(?:ый|ой|ая|ое|ые|ого|ому|ым|ом|ую|ых|ыми|[а-яё])$", found.after)
+        if not end:
+            return None
+        one = {"а": "ая", "у": "ую", "о": "ое", "е": "ое", "ы": "ые", "и": "ые", "я": "ые"}
+        ends = end[0] if end[0][1:] else one.get(end[0], "ый")
+        return Kept(self._compound(found) + self.table("sizes")[found[2]] + ends)
 
     def _day(self, day: str, case: str = "g") -> str:
         if not 1 <= int(day) <= 31:
@@ -492,7 +599,9 @@ class Language(European):
         first, link, last, noun = found[1], found[2], found[3], found[4]
         before = found.before
         values = [int(figure) if figure.isdecimal() else number_of(figure) for figure in (first, last) if figure]
-        counts = first.isdecimal() and not last and (noun == "веков" or noun == "века" and values[0] in (2, 3, 4))
+        counts = first.isdecimal() and not last and (
+            noun in ("веков", "столетий", "тысячелетий") or noun[-1] in "ая" and values[0] in (2, 3, 4)
+        )
         if not all(values) or max(values) > 30 or (counts and before not in self.words("century_before")):
             return None
         if noun.endswith("."):
@@ -502,18 +611,65 @@ class Language(European):
                 case = "a" if before in self.words("accusative") else "g"
             noun = self.table("centuries_many" if last else "century")[case] + found.stop(noun)
         else:
-            case = self.table("century_cases")[noun] if not (last and noun == "века") else "n"
+            case = self.table("century_cases")[noun] if not (last and noun[-1] in "ая") else "n"
         case = "n" if case == "a" else case
-        ordinals = [num2words(value, lang="ru", to="ordinal", case=case) for value in values]
+        gender = "n" if noun.startswith(("стол", "тыс")) else "m"
+        ordinals = [num2words(value, lang="ru", to="ordinal", case=case, gender=gender) for value in values]
         return f"{(link if link and 'и' in link else ' – ').join(ordinals)} {noun}"
+
+    def last(self, rule: Rules) -> None:
+        units = ends_of(self.words("time_units"))
+        rule("/", rf"(?<=[а-яё])/({units})(?!\w)", lambda f: f" {self.per_one(f[1], '')}")
+        rule("/", "(рублей|долларов|евро)/(?=[а-яё]{3})", lambda f: f"{f[1]} за ")
 
     # ---------------------------------------------------------------- years
 
     def _year(self, year: str, case: str) -> str:
         return self.ordinal(year, case=case).removeprefix("одна ")
 
+    def headed(self, rule: Rules) -> None:
+        chain = r"(?<![\w.,:/-])(\d{1,2}(?:, \d{1,2})*(?:,| и| или) )(?=\d{1,2}-(й|я|е|м|го|му|ый|ая|ое|ом|ым)(?!\w))"
+        rule("-", chain, lambda f: re.sub(r"\d+", lambda figure: f"{figure[0]}-{f[2]}", f[1]))
+
     def years_first(self, rule: Rules) -> None:
-        @rule("г", r"(?<![\w.,:/-])([1-9]\d{0,2}|1\d{3}|20\d\d) ?(году|года|годом|год|г\.|г)(?!\w)")
+        any_year, years = r"([1-9]\d{0,2}|1\d{3}|20\d\d)", r"(гг\.|гг|год(?:ы|ах|ов|ам|ами))(?!\w)"
+
+        def case_of(found: Found, noun: str) -> str:
+            before = found.before
+            is_noun = re.fullmatch("[а-яё]{3,}", before) and not before.endswith(_VERBS)
+            inside = "p" if before in ("в", "во") else "n"
+            inside = "g" if before in self.words("genitive") or is_noun and before not in _LINKS else inside
+            return self.table("cases_of_years").get(noun.removeprefix("год"), inside)
+
+        @rule("г", rf"(?<![\w.,:/-]){any_year} ?{DASH} ?{any_year} ?{years}")
+        def span(found: Found) -> str:
+            case = case_of(found, found[3])
+            noun = f"{self.table('years')[case]}{found.stop(found[3])}"
+            return f"{self._year(found[1], case)} – {self._year(found[2], case)} {noun}"
+
+        ends = r"(год(?:ах|ов|ами|ам|ы|а|у|ом|)|гг\.|г\.)(?!\w)"
+        chain = rf"(?<![\w.,:/-])({_YEAR}(?:, {_YEAR})*) ({'|'.join(_LINKS)}) ({_YEAR}) {ends}"
+
+        @rule("г", chain)
+        def listed(found: Found) -> str:
+            """1998, 2003 и 2010 годов"""
+            case = case_of(found, found[4])
+            short = self.table("years" if found[4][1] == "г" else "year").get(case, "годов")
+            noun = found[4] if found[4][0:2] == "го" else short + found.stop(found[4])
+            years = re.sub(_YEAR, lambda year: self._year(year[0], case), found[1])
+            return f"{years} {found[2] if found[2][0] == 'и' else '–'} {self._year(found[3], case)} {noun}"
+
+        @rule("г", r"(?<![\w.,:/-])(1\d{3}|20\d\d) (годах|годов|годами)(?!\w)")
+        def second(found: Found) -> str | None:
+            """в 1812 и 1814 годах"""
+            goes_on = found.before == "и" or found.before in self.words("year_months")
+            return f"{self._year(found[1], case_of(found, found[2]))} {found[2]}" if goes_on else None
+
+        @rule("г", rf"(?<=по ){any_year} ?(гг\.|гг|годы)(?!\w)")
+        def last(found: Found) -> str:
+            return f"{self._year(found[1], 'n')} {self.table('years')['n']}{found.stop(found[2])}"
+
+        @rule("г", r"(?<![\w.,:/-])([1-9]\d{0,3}(?= (?:год[ау]|годом)?(?!\w))|[1-9]\d{0,2}|[12]\d{3}) ?(году|года|годом|год|г\.|г)(?!\w)")
         def say(found: Found) -> str | None:
             year, written = found[1], found[2]
             before = found.before
@@ -526,62 +682,54 @@ class Language(European):
                 case = "g" if is_genitive else self.table("year_cases").get(before, "n")
                 if written == "г." and case == "n" and not era and int(year) < 1100:
                     return None
-                is_noun = re.fullmatch("[а-яё]{3,}", before) and before not in self.words("accusative")
+                is_noun = re.fullmatch("[а-яё(«]*[а-яё]{3,}", before) and before not in self.words("accusative")
                 case = "g" if case == "n" and is_noun and written == "г." else case
                 if written == "г" and case == "n":  # grams or a year
-                    return keep(found)
+                    if not re.fullmatch(r"19\d[1-9]|20[0-3][1-9]", year):
+                        return keep(found)
+                    case = "g"
             if written == "году":
                 case = "d" if before in ("к", "ко") else "p"
             noun = written if written not in ("г", "г.") else self.table("year")[case]
             return f"{self._year(year, case)} {noun}{found.stop(written)}"
 
-        @rule(
-            "г", rf"(?<![\w.,:/-])(1\d{{3}}|20\d\d) ?{DASH} ?(1\d{{3}}|20\d\d) ?(гг\.|гг|годы|годах|годов|годам)(?!\w)"
-        )
-        def span(found: Found) -> str:
-            case = {"годов": "g", "годам": "d"}.get(found[3]) or ("p" if found.before in ("в", "во") else "n")
-            noun = f"{self.table('years')[case]}{found.stop(found[3])}"
-            return f"{self._year(found[1], case)} – {self._year(found[2], case)} {noun}"
+        @rule("г", rf"(?<![\w.,:/-])([1-9]0|1\d\d0|20\d0) ?{years}")
+        def decade(found: Found) -> str:
+            """в 70 годы"""
+            case = case_of(found, found[2])
+            noun = f"{self.table('years')[case]}{found.stop(found[2])}"
+            said = num2words(int(found[1]), lang="ru", to="ordinal", plural=True, case="g" if case == "p" else case)
+            return f"{said.removeprefix('одна ')} {noun}"
 
-        chain = (
-            rf"(?<![\w.,:/-])({_YEAR}(?:, {_YEAR})*) ({'|'.join(_LINKS)}) ({_YEAR}) (год(?:ах|ов|ами|ам|ы)|гг\.)(?!\w)"
-        )
-
-        @rule("г", chain)
-        def listed(found: Found) -> str:
-            """1998, 2003 и 2010 годов"""
-            inside = "p" if found.before in ("в", "во") else "n"
-            case = {"годах": "p", "годов": "g", "годами": "i", "годам": "d", "годы": "n"}.get(found[4], inside)
-            noun = found[4] if found[4][0:2] == "го" else self.table("years")[case] + found.stop(found[4])
-            years = re.sub(_YEAR, lambda year: self._year(year[0], case), found[1])
-            return f"{years} {found[2] if found[2][0] == 'и' else '–'} {self._year(found[3], case)} {noun}"
-
-        @rule("г", r"(?<![\w.,:/-])(1\d{3}|20\d\d) (годах|годов|годами)(?!\w)")
-        def second(found: Found) -> str | None:
-            """в 1812 и 1814 годах"""
-            case = {"годах": "p", "годов": "g", "годами": "i"}[found[2]]
-            return f"{self._year(found[1], case)} {found[2]}" if found.before == "и" else None
-
-        @rule("г", r"(?<=по )(1\d{3}|20\d\d) ?(гг\.|гг|годы)(?!\w)")
-        def last(found: Found) -> str:
-            return f"{self._year(found[1], 'n')} {self.table('years')['n']}{found.stop(found[2])}"
+        beside = rf"(?<=\()({_YEAR}(?:[,;] {_YEAR})+)(?=\))"
+        rule("(", beside, lambda f: re.sub(_YEAR, lambda year: self._year(year[0], "n"), f[1]))
 
         @rule(
             "",
             r"(?<![\w.,:/-])(1[5-9]\d\d|20[0-4]\d)(?![\w%]|[.,]\d|[:/–-]\d| ?[$€₽°]| \d{3}(?!\d))"
-            r"(?! (?!(?:и|или)(?: |$))[а-яё])",
+            r"(?! (?!(?:и|или|до|по)(?: |$))[а-яё])",
         )
         def bare(found: Found) -> str | None:
             """С 1930 преподавал: a year, unless a noun follows that it counts."""
             before, after = found.before, found.after
             genitive = self.words("year_genitive") | self.words("year_months")
             case = "g" if before in genitive else self.table("year_cases").get(before)
-            goes_on = re.sub(rf",? (?:{'|'.join(_LINKS)}|{_YEAR})\b.*|(?: --| –| —).*", "", found.rest)
+            end = found.rest.strip(".!?»\"")
+            is_name = (found.head.split() or [found.around.before])[-1][:1].isupper()
+            if not case and found[1][2:] != "00" and (
+                end == ")" or end[:1] in (",", ";") and "(" in found.match.string or is_name and end[:1] == ","
+            ):
+                case = "n"  # (Париж, 1935)
+            if not case and found.around.begins and not (found.head or end or after):
+                case = "n"
+            goes_on = re.sub(rf",? (?:{'|'.join(_LINKS)}|до|по|{_YEAR})\b.*|(?: --| –| —).*", "", found.rest)
             if not case or goes_on.strip('.,;:!?)»"') or self.is_plural(after):
                 return None
             return self._year(found[1], case)
 
     def is_plural(self, word: str) -> bool:
         """Is the word a noun or an adjective in the genitive plural, which a number counts?"""
-        ends = "(?:[оеё]в|ей|ых|их|лет|раз|[бвгджзклмнпрстфхцчшщ]|ий|ь)$"
+        if known := readings(word):
+            return any(case == "g" and plural for case, _, plural in known)
+        ends = "(?:[оеё]в|ей|ых|их|лет|раз|[бвгджзклмнпрстфхцчшщ]|(?<![кгхщжч])ий|ь)$"
         return bool(re.fullmatch("[а-яё]{3,}", word) and re.search(ends, word)) and not word.endswith(_VERBS)
