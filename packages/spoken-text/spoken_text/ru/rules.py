@@ -27,7 +27,7 @@ def number(value: str, case: str, gender: str = "m") -> str:
         if case == "g" and value == "0":
             return "нуля"
         return num2words(int(value), lang="ru", case=case, gender=gender, animate=case != "a")
-    ends = {"n": ("ая", "ых"), "a": ("ую", "ых"), "g": ("ой", "ых")}[case]
+    ends = {"n": ("ая", "ых"), "a": ("ую", "ых"), "g": ("ой", "ых"), "i": ("ой", "ыми")}[case]
     parts = []
     for figures, stem in ((whole, "цел"), (decimals, _TENTHS[len(decimals)])):
         parts.append(f"{number(str(int(figures)), case, 'f')} {stem}{ends[not is_one(figures)]}")
@@ -75,15 +75,19 @@ class Language(European):
 
     def ordinal_at(self, found: Found) -> str | None:
         number, end, after = found[1], found[0][-1], found.after
-        if end == "х" and int(number) in (2, 3, 4):
-            return num2words(int(number), lang="ru", case="g")
+        if end == "х" and number[-1] in "234" and number[-2:-1] != "1":
+            return num2words(int(number), lang="ru", case="g")  # 23-х арбитров
+        if found[0][-2:] == "-ю" and re.search("[ая]ми$", after):
+            return num2words(int(number), lang="ru", case="i")
         if plural := self._plural_ordinal(number, found[0].lstrip("0123456789-"), after):
             return num2words(int(number), lang="ru", to="ordinal", plural=True, case=plural)
         if end == "м" and self._is_instrumental(found):
             return self.ordinal(number, case="i")
         adjective, noun = after, found.rest.strip() and found.around.after.strip(".,;:!?)»")
         is_pair = noun and adjective[-2:] in ("ой", "ей") and re.search("(?:[иыею]|ой|ией)$", noun)
-        oblique = end == "й" and (bool(is_pair) or self._is_oblique(adjective))
+        ends_oblique = re.search("[а-яё]{2}(?:[ыеу]|[кит]и)$", adjective) and not re.search("[ыи]е$", adjective)
+        is_noun = ends_oblique and adjective not in self.words("no_noun")  # 80-й годовщины
+        oblique = end == "й" and (bool(is_pair or is_noun) or self._is_oblique(adjective))
         return self.ordinal(
             number, **({"gender": "f", "case": "g"} if oblique else self.table("ordinal_forms").get(end, {}))
         )
@@ -101,6 +105,8 @@ class Language(European):
 
     def _is_instrumental(self, found: Found) -> bool:
         """в 5-м классе, but стал 5-м"""
+        if found.before in ("между", "перед", "над"):
+            return True
         if found.before in self.words("inside") or found.before in ("на", "по") or re.search("[еу]$", found.after):
             return False
         return bool(re.search("[ыи]м$", found[0]) or re.search("[оеыи]м$|ью$", found.after)) or (
@@ -138,10 +144,15 @@ class Language(European):
         earlier = "" if found.head else around.earlier.lower()
         if before in self.words("about") or (earlier, before) == ("том", "числе"):  # более чем 5, до примерно 5
             before = earlier.replace("том", "")
-        if goes_on and around.ruled[0] and not found.head and (
-            before in ("и", "или") and earlier == around.ruled[0] or {before, noun} <= self.words("time_nouns")
+        if (
+            goes_on
+            and around.ruled[0]
+            and not found.head
+            and (before in ("и", "или") and earlier == around.ruled[0] or {before, noun} <= self.words("time_nouns"))
         ):  # из 5 человек и 3 собак, в течение 3 лет 10 месяцев
             before = around.ruled[1]
+        if re.fullmatch("[а-яё]{2,}[ыи]х", before):  # из последних 36 гонок
+            before = "из"
         if before in self.words("genitive"):
             around.ruled = noun, before
         return before
@@ -160,8 +171,13 @@ class Language(European):
         if before in ("в", "во") and after in self.words("away") and forms[2].endswith("метров") and value.isdecimal():
             noun = forms[2].removesuffix("ов") + ("е" if is_one(value) else "ах")
             return f"{number(value, 'p')} {noun}"
+        if before in self.words("instrumental") or re.search("[а-яё][ыи]ми$", before):  # владеет 50 % акций
+            case = "i"
         if case == "n" or not is_decimal(value):
             return None
+        if case == "i" and "." not in value:
+            noun = re.sub("[аеь]?$", "", forms[0].split(" ")[0]) + ("ом" if is_one(value) else "ами")
+            return f"{number(value, 'i')} {noun}" if gender == "m" and " " not in forms[0] else None
         if case == "d":
             return keep(found)
         said = number(value, case, gender)
@@ -180,6 +196,8 @@ class Language(European):
             said = self.scaled_at(found, written, scale)
             return said and (said if isinstance(said, Kept) else f"{said} {forms[-1]}")
         whole, _, cents = (value := self.value(written)).partition(".")
+        if cents[1:] == "" != cents and self.case_before(found.before) == "g":
+            return f"{number(value, 'g')} {of_part(forms[1])}"
         if cents:
             return keep(found) if int(cents) and found.before in self.words("genitive") else None
         return self.measured(found, value, forms, gender)
@@ -202,6 +220,8 @@ class Language(European):
         before = found.before
         case = self.case_before(before)
         many = self.scales[scale][1][-1] if scale else ""
+        if before in ("в", "во") and found.after in self.words("away") and noun.endswith("метров") and not scale:
+            return f"{'-'.join(number(end, 'p') for end in ends)} {noun.removesuffix('ов')}ах"
         if case == "d" or (case == "a" and self.form(ends[1]) != 2):
             return None
         if case == "a" or (case == "g" and before not in ("от", "с", "со")):
@@ -246,13 +266,22 @@ class Language(European):
         if held in ("ст.", "ч.") and (word == "л" or word.startswith("лож")) or held == "л." and word == "с":
             return True
         if not held[-1].isdecimal():
-            goes_on = held in ("по", "до", "из", "х", *_LINKS) and word[:1].isdigit()
+            goes_on = held in ("по", "до", "на", "из", "х", *_LINKS) and word[:1].isdigit()
             return goes_on or held == "кв." and word in ("м", "км")
-        if re.match(r"(?:руб|долл)\.?/", word) or word in ("х", "--", "—", "ст", "ст.л", "ч.л") or re.fullmatch(r"\d\d?", held) and word == "и":
+        if (
+            re.match(r"(?:руб|долл)\.?/", word)
+            or word in ("х", "--", "—", "ст", "ст.л", "ч.л")
+            or re.fullmatch(r"\d\d?", held)
+            and word in ("и", "или")
+        ):
             return True
         if word == "из" and re.search(r"(?:^|[^1\d])[12]$|[2-9][12]$", held):
             return True
-        if word in ("по", "до", "кв", "годах", "годов", "вв") or word == "в" or word in self.table("century_cases"):
+        if (
+            word in ("по", "до", "на", "кв", "годах", "годов", "вв")
+            or word == "в"
+            or word in self.table("century_cases")
+        ):
             return word != "в" or bool(re.search(r"(?<!\d)(?:[1-9]|1\d|2[01])$", held))
         return bool((_ADJECTIVE_ONE if held[-1] == "1" and held[-2:] != "11" else _ADJECTIVE).fullmatch(word))
 
@@ -283,14 +312,24 @@ class Language(European):
             first, last = (float(found[group].replace(",", ".")) for group in (1, 4))
             return f"{found[1]}{found[2]}–{found[3]}" if first < last or found[5] else None
 
+        @rule("-", r"^-(?=\d)")
+        def item(found: Found) -> str | None:
+            """-250 мл молока: a dash before an item of a list"""
+            behind = re.sub(r"^[\d.,/–-]+ ?", "", f"{found.rest} {found.around.after}")
+            names = rf"(?:{self.unit_names})(?!\w)|[а-яё]{{3,}}"
+            is_item = re.match(names, behind) and not re.match("°|град|мороз|гр\\. ?[CС]|или|для|при", behind)
+            return "– " if found.around.begins and is_item else None
+
         rule("N", r"(?<!\w)No\.? ?(?=\d)", lambda f: "№ ")
         rule("х", r"(?<=\d)( ?)х ?(?=\d)", lambda f: f"{f[1]}x{f[1]}")
-        rule("сч", r"(?<=\d) ?(?:(ст|ч)\. ?л(?:\.|(?!\w))|л\. ?с\.)", lambda f: f" {f[1] or 'л'}.{'л' if f[1] else 'с'}.")
+        rule(
+            "сч", r"(?<=\d) ?(?:(ст|ч)\. ?л(?:\.|(?!\w))|л\. ?с\.)", lambda f: f" {f[1] or 'л'}.{'л' if f[1] else 'с'}."
+        )
         spoons = r"(?<=\d )(ст|ч)\. (?=лож(к[аиу]|ек)(?!\w))"
         ends = {"ка": "ая", "ку": "ую", "ки": "ые", "ек": "ых"}
         stems = {"ст": "столов", "ч": "чайн"}
         rule("сч", spoons, lambda f: f"{stems[f[1]]}{ends[f[2]]} ")
-        sacred = rf"(?<![\w.,:/-])(\d{{1,3}}):(\d{{1,3}})(?![\w:/])"
+        sacred = r"(?<![\w.,:/-])(\d{1,3}):(\d{1,3})(?![\w:/])"
         books = self.words("scripture")
         rule(":", sacred, lambda f: f"{f[1]}, {f[2]}" if f.before.rstrip(".") in books else None)
 
@@ -298,6 +337,8 @@ class Language(European):
         def code(found: Found) -> str | None:
             """Код КАТО -- 113247300"""
             names = (found.around.before, found.around.earlier)
+            if re.fullmatch(r"[78]\d{10}", found[0]):
+                return self.pause.join(map(self.digits, re.findall(r"^\d|\d{3}(?=\d{4})|\d\d", found[0])))
             return self.digits(found[0]) if any(name[:3].isupper() and len(name) > 2 for name in names) else None
 
         @rule("IVXХ", rf"^({_ROMAN})(?= (?:и|-|–|--|—)$|$)")
@@ -317,6 +358,12 @@ class Language(European):
             return f"{self.cardinal(found[1])} {form}"
 
         rule("xх", r"(?<![\w.,/-])(\d{1,3})[xх](?=$|[,.;!?]| )(?! \d)", times)
+        rule(
+            "+",
+            r"(?<![\w.,+-])(\d{1,3})\+(\d{1,3})(?![\w.,+=])",
+            lambda f: f" {self.plus} ".join(map(self.cardinal, (f[1], f[2]))),
+        )
+        rule(":", r"(?<=\d,\d):(?=\d,\d(?!\d))", lambda f: " – ")
         season = r"(?<![\w.,:/-])((?:19|20)\d\d)/((?:19|20)?\d\d)(?![\w/]|[.,]\d)"
         rule("/", season, lambda f: f"{self.cardinal(f[1])} – {self.cardinal(f[2])}" if f[2][-2:] > f[1][2:] else None)
 
@@ -339,14 +386,19 @@ class Language(European):
             case = "g" if before in self.words("genitive") else "d" if before in ("к", "ко") else "n"
             case = "i" if before in ("между", "над", "перед") else case
             case = "p" if before in ("в", "во") and found.after == "из" else case  # в 3 из 5 случаев
-            return number(value, case) if case != "n" and value[0] != "0" else said
+            return number(value, case) if case != "n" and (value[0] != "0" or (value, case) == ("0", "g")) else said
         if value[0] == "0":
             return said
+        form = self._ranked(noun)
+        if form and form["case"] != "n" and self.form(value) == 2 and not in_range:  # 112 созыва
+            return self.ordinal(value, **form)
         one = is_one(value) and not in_range
         # собаки behind 3, as 1 собака, follow no preposition
         before = self._ruler(found, noun, noun[-1] not in "аяыи" or (one and noun[-1] in "ыи"))
+        if re.search("(?:лся|лась|лось|лись)$|^(?:бы|ста)л[аои]?$", noun):  # Глава 1 была
+            return said
         case, gender = self._singular(words, before) if one else self._plural(words, value, before)
-        if in_range and case == "n":  # 21-23 недель
+        if in_range and case in ("n", "g"):  # 21-23 недель, 4-5 месяцев
             case = self._plural(words, self.value(found[3]), before)[0]
         if case == "place":
             return self._place(value, noun) or keep(found)
@@ -446,7 +498,8 @@ class Language(European):
                 return "d", "m"
             accusative = nominative & self.words("feminine") or first.endswith(("ую", "юю"))
             return ("a", "f") if accusative else ("", "")
-        if re.search("[оеё]м$", noun) and before in ("с", "со", "перед", "над", "под", "между"):
+        rules_it = before in ("с", "со", "перед", "над", "под", "между") or before in self.words("instrumental")
+        if re.search("[оеё]м$", noun) and rules_it:
             return "i", "m"
         if end == "е" and before == "по" and re.sub("е$", "а", noun) in self.words("feminine"):
             return "d", "f"
@@ -480,13 +533,21 @@ class Language(European):
         rule("вст", rf"(?<!\w){chain} ?({'|'.join(self.table('century_cases'))}|вв?\.)(?!\w)", self._century)
         months = "|".join(self.months)
         day = r"(\d\d?)"
-        rule("дп", rf"(?<![\w.,:/-]){day} (по|до) {day} (?=(?:{months})\b)", self._days)
+        rule("дпн", rf"(?<![\w.,:/-]){day} (по|до|на) {day} (?=(?:{months})\b)", self._days)
         two_styles = rf"(?<![\w.,:/-]){day} \({day}\) (?=(?:{months})\b)"
         rule("(", two_styles, lambda f: f"{self._day(f[1])} ({self._day(f[2])}) ")
+        rule("п", rf"(?<![\w.,:/-]){day} по {day}(?=[.!?]?$)", self._places)
+        several = rf"(?<![\w.,:/-])\d\d?(?:, \d\d?)* (?:и|или) \d\d? (?=(?:{months})\b)"
+        rule("и", several, self._several_days)
         written = rf"(?<![\w.,:/-]){day} ?{DASH} ?{day} (?=(?:{months})\b)"
         rule(DASHES, written, lambda f: f"{self._day(f[1])} – {self._day(f[2])} ")
         rule(initials(self.months), rf"(?<![\w.,:/-]){day} ({months})\b{_OF_YEAR}", self._date)
         clock = rf"{HOUR}:{MINUTE}"
+        rule(",", rf"(?<![\w.,:/-]){HOUR},00(?![\w%]|[.,:/-]\d| ?[$€₽%])", self._oclock)
+        both = rf"(?<![\w.,:/-]){HOUR}\.{MINUTE} (до|по) {HOUR}\.{MINUTE}(?!\w|[.,:/-]\d)"
+        rule(".", both, lambda f: f"{f[1]}:{f[2]} {f[3]} {f[4]}:{f[5]}" if f.before in ("с", "со") else None)
+        rule(":", r"(?<=\d:\d )\((\d\d):(\d\d)", lambda f: f"({self.ratio(f)}")
+        rule("", r"(?<![\w.,:/-])(\d\d?)$", self._day_of_month)
         rule(":", rf"(?<![\w.,:/-]){clock} ?{DASH} ?{clock}(?![\w:/]|[.,]\d)", self._span)
         rule(":", rf"(?<![\w.,:/-]){clock}(?![\w:/]|[.,]\d)", self._time)
         decades = r"(?<![\w.,:/-])(\d{1,3}0)(?:-[ех])? ?[–-] ?(?=\d{1,3}0-([ех])(?!\w))"
@@ -496,20 +557,23 @@ class Language(European):
         rule("-–", rf"(?<![\w.,:/-]){year} ?[–-] ?{year}{ends}", self._years)
         rule("-–", rf"(?<![\w.,:/-]){year}[–-](\d\d){ends}", self._years)
         rule("к", r"(?:(?<=\d) |/ ?)кв\. ?(к?м)(?!\w)\.?", lambda f: f"{f[0][0]}{f[1]}²{f.stop(f[0])}")
-        rule("(", r"(?<=\()(1[1-9]\d\d|20[0-3]\d)(?=\))", lambda f: self._year(f[1], "n"))
+        rule("(", r"(?<=\()(10\d[1-9]|1[1-9]\d\d|20[0-3]\d)(?=\))", lambda f: self._year(f[1], "n"))
         written = r"(?<![\w.,:/-])(?:0[1-9]|[12]\d|3[01])\.(?:0[1-9]|1[0-2])(?![\w]|[.,]\d| ?[%€$₽])"
         # 12.05: a day or a decimal; after "в" a time.
         rule(".", written, lambda f: None if f.before == "в" else keep(f))
         rule(".", r"(?<![\w.,:/·-])[1-9]\d{0,2}\.\d{3}(?![\w.,:/·-])", keep)  # thousands or thousandths
-        rule(",", r"(?<![\w.,])\d+,\d+(?=-[а-яё])", keep)
+        rule(",", r"(?<![\w.,])(?!1,5-)\d+,\d+(?=-[а-яё])", keep)
         rule("/", r"(?<![\w.,:/–-])1/([2-9])(?![\w/]|[.,]\d|-\d)", self._part)
         rule("", rf"(?<![\w.,–-])([1-9]\d{{0,3}})-?(?=(?:{self.any_of('compounds')}))", self._compound)
         adjective = "[а-яё]{3,}(?:[ыио]й|[ая]я|[ыио]е|ее|[оеы]го|[ое]му|[ыи]м|[ое]м|[ую]ю|[ыи]х|[ыи]ми)(?!\\w)"
         rule("-", rf"(?<![\w.,–-])([1-9]\d{{0,3}})-(?={adjective})", self._compound)
         sized = rf"(?<![\w.,–-])(\d{{1,4}})-({ends_of(self.table('sizes'))})(?!\w)"
         rule("-", sized, self._sized)
-        rule("-", rf"(?<![\w.,–-])1,5-(?={adjective})", lambda f: Kept("полутора"))
-        rule("-", r"(?<![\w.,-])(\d{1,2})-ти(?!\w)", lambda f: number(f[1], "g"))
+        percent = r"(?<![\w.,–-])([1-9]\d{0,3}) ?%-(?=н[а-яё]+)"
+        rule("%", percent, lambda f: Kept(self._compound(f) + "процент"))
+        rule(",", rf"(?<![\w.,–-])1,5-(?={adjective})", lambda f: Kept("полутора"))
+        counted = r"(?<![\w.,-])(?!3-и)(\d{1,3})-(ти|и|мя|тью|ью)(?!\w)"
+        rule("-", counted, lambda f: number(f[1], "g" if f[2][-1] == "и" else "i"))
         rule("+", r"(?<![\w.,])(\d{1,2})\+(?=\s|$|[,.;:!?)])", lambda f: f"{self.cardinal(f[1])} плюс")
 
     def _part(self, found: Found) -> str | None:
@@ -552,10 +616,35 @@ class Language(European):
             return day
         return self.ordinal(day, case="n" if case == "a" else case, gender="n")
 
+    def _day_of_month(self, found: Found) -> str | None:
+        """10 числа, к 5 числу, в 8 часу"""
+        if found.after == "часу":
+            return self.ordinal(found[1], case="p")
+        case = {"числа": "g", "число": "n", "числу": "d", "числом": "i"}.get(found.after)
+        return self.ordinal(found[1], gender="n", case=case) if case and 1 <= int(found[1]) <= 31 else None
+
+    def _oclock(self, found: Found) -> str | None:
+        """в 21,00"""
+        known = found.before in ("в", "до", "к", "с", "около", "после")
+        return f"{found[1]}:00" if known and not found.after.startswith(("руб", "проц")) else None
+
+    def _places(self, found: Found) -> str | None:
+        """места с 3 по 10"""
+        places, after = self.table("places"), re.sub("о$", "", found.after)
+        if found.before not in ("с", "со") or after not in places and found.around.earlier != "места":
+            return None
+        gender = places.get(after, "n")
+        return f"{self.ordinal(found[1], case='g')} по {self.ordinal(found[2], gender=gender)}"
+
+    def _several_days(self, found: Found) -> str:
+        """16, 17 и 18 октября"""
+        case = self.case_before(found.before)
+        return re.sub(r"\d+", lambda day: self._day(day[0], "g" if case == "n" else case), found[0])
+
     def _days(self, found: Found) -> str | None:
         if found.before not in ("с", "со", "от"):
             return None
-        return f"{self._day(found[1])} {found[2]} {self._day(found[3], 'a' if found[2] == 'по' else 'g')} "
+        return f"{self._day(found[1])} {found[2]} {self._day(found[3], 'g' if found[2] == 'до' else 'a')} "
 
     def _date(self, found: Found) -> str | None:
         case = self.case_before(found.before)
@@ -599,8 +688,10 @@ class Language(European):
         first, link, last, noun = found[1], found[2], found[3], found[4]
         before = found.before
         values = [int(figure) if figure.isdecimal() else number_of(figure) for figure in (first, last) if figure]
-        counts = first.isdecimal() and not last and (
-            noun in ("веков", "столетий", "тысячелетий") or noun[-1] in "ая" and values[0] in (2, 3, 4)
+        counts = (
+            first.isdecimal()
+            and not last
+            and (noun in ("веков", "столетий", "тысячелетий") or noun[-1] in "ая" and values[0] in (2, 3, 4))
         )
         if not all(values) or max(values) > 30 or (counts and before not in self.words("century_before")):
             return None
@@ -629,10 +720,16 @@ class Language(European):
 
     def headed(self, rule: Rules) -> None:
         chain = r"(?<![\w.,:/-])(\d{1,2}(?:, \d{1,2})*(?:,| и| или) )(?=\d{1,2}-(й|я|е|м|го|му|ый|ая|ое|ом|ым)(?!\w))"
-        rule("-", chain, lambda f: re.sub(r"\d+", lambda figure: f"{figure[0]}-{f[2]}", f[1]))
+
+        @rule("-", chain)
+        def listed(found: Found) -> str:
+            end = "ым" if found.before == "между" else found[2]
+            return re.sub(r"\d+", lambda figure: f"{figure[0]}-{end}", found[1])
 
     def years_first(self, rule: Rules) -> None:
         any_year, years = r"([1-9]\d{0,2}|1\d{3}|20\d\d)", r"(гг\.|гг|год(?:ы|ах|ов|ам|ами))(?!\w)"
+
+        span_years = years.replace("ами)", r"ами|(?<=\d\d\d год)[ау])")
 
         def case_of(found: Found, noun: str) -> str:
             before = found.before
@@ -641,7 +738,7 @@ class Language(European):
             inside = "g" if before in self.words("genitive") or is_noun and before not in _LINKS else inside
             return self.table("cases_of_years").get(noun.removeprefix("год"), inside)
 
-        @rule("г", rf"(?<![\w.,:/-]){any_year} ?{DASH} ?{any_year} ?{years}")
+        @rule("г", rf"(?<![\w.,:/-]){any_year} ?{DASH} ?{any_year} ?{span_years}")
         def span(found: Found) -> str:
             case = case_of(found, found[3])
             noun = f"{self.table('years')[case]}{found.stop(found[3])}"
@@ -669,13 +766,20 @@ class Language(European):
         def last(found: Found) -> str:
             return f"{self._year(found[1], 'n')} {self.table('years')['n']}{found.stop(found[2])}"
 
-        @rule("г", r"(?<![\w.,:/-])([1-9]\d{0,3}(?= (?:год[ау]|годом)?(?!\w))|[1-9]\d{0,2}|[12]\d{3}) ?(году|года|годом|год|г\.|г)(?!\w)")
+        @rule(
+            "г",
+            r"(?<![\w.,:/-])([1-9]\d{0,2}|[12]\d{3}|\d{4}(?= год[ау])) ?(году|года|годом|год|г\.|г)(?!\w)",
+        )
         def say(found: Found) -> str | None:
             year, written = found[1], found[2]
             before = found.before
             case = {"года": "g", "годом": "i", "год": "n"}.get(written)
             era = re.match(" (?:до )?нашей эры", found.rest)
-            if int(year) < 1000 and not (era or (before in ("в", "во") and written == "г." and int(year) % 50)):
+            if (
+                int(year) < 1000
+                and written != "году"
+                and not (era or (before in ("в", "во") and written == "г." and int(year) % 50))
+            ):
                 return None
             if not case:
                 is_genitive = before in self.words("year_genitive") | self.words("year_months")
@@ -706,18 +810,24 @@ class Language(European):
 
         @rule(
             "",
-            r"(?<![\w.,:/-])(1[5-9]\d\d|20[0-4]\d)(?![\w%]|[.,]\d|[:/–-]\d| ?[$€₽°]| \d{3}(?!\d))"
+            rf"(?<![\w.,:/-])({_YEAR})((?:, {_YEAR})*(?: и {_YEAR})?)(?![\w%]|[.,]\d|[:/–-]\d| ?[$€₽°]| \d{{3}}(?!\d))"
             r"(?! (?!(?:и|или|до|по)(?: |$))[а-яё])",
         )
         def bare(found: Found) -> str | None:
             """С 1930 преподавал: a year, unless a noun follows that it counts."""
-            before, after = found.before, found.after
+            before, after = found.before.rstrip(")"), found.after
             genitive = self.words("year_genitive") | self.words("year_months")
             case = "g" if before in genitive else self.table("year_cases").get(before)
-            end = found.rest.strip(".!?»\"")
+            if not "1500" <= found[1] < "2050" and before not in self.words("year_months"):
+                return None
+            if re.search("год[а-я]* или$", found.head):
+                case = "g"  # 28 июня 1927 или 1928?
+            end = found.rest.strip('.!?»"')
             is_name = (found.head.split() or [found.around.before])[-1][:1].isupper()
-            if not case and found[1][2:] != "00" and (
-                end == ")" or end[:1] in (",", ";") and "(" in found.match.string or is_name and end[:1] == ","
+            if (
+                not case
+                and found[1][2:] != "00"
+                and (end == ")" or end[:1] in (",", ";") and "(" in found.match.string or is_name and end[:1] == ",")
             ):
                 case = "n"  # (Париж, 1935)
             if not case and found.around.begins and not (found.head or end or after):
@@ -725,11 +835,13 @@ class Language(European):
             goes_on = re.sub(rf",? (?:{'|'.join(_LINKS)}|до|по|{_YEAR})\b.*|(?: --| –| —).*", "", found.rest)
             if not case or goes_on.strip('.,;:!?)»"') or self.is_plural(after):
                 return None
-            return self._year(found[1], case)
+            return self._year(found[1], case) + re.sub(_YEAR, lambda year: self._year(year[0], case), found[2])
 
     def is_plural(self, word: str) -> bool:
         """Is the word a noun or an adjective in the genitive plural, which a number counts?"""
+        if not re.fullmatch("[а-яё]{3,}", word):
+            return False
         if known := readings(word):
             return any(case == "g" and plural for case, _, plural in known)
         ends = "(?:[оеё]в|ей|ых|их|лет|раз|[бвгджзклмнпрстфхцчшщ]|(?<![кгхщжч])ий|ь)$"
-        return bool(re.fullmatch("[а-яё]{3,}", word) and re.search(ends, word)) and not word.endswith(_VERBS)
+        return bool(re.search(ends, word)) and not word.endswith(_VERBS)
