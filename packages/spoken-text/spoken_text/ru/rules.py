@@ -372,6 +372,8 @@ class Language(European):
     def agree(self, found: Found, value: str, said: str, in_range: bool = False) -> str:
         """A number in the case and gender of what stands around it."""
         before, words = found.before, self._behind(found)
+        if re.search(r"[^\W\d_]-$", found.head):  # Формула-1
+            return said
         is_year = re.fullmatch(r"1[1-9]\d\d|20\d\d", value) and not in_range and found[0][0] not in "-−"
         if is_year and before in self.words("genitive") and found.after in ("по", "до"):
             return self._year(value, "g")
@@ -448,7 +450,7 @@ class Language(European):
         of_many = {case for case, _, plural in known if plural}
         of_one = {gender for case, gender, plural in known if case == "g" and not plural}
         for case in self._cases_of(before):
-            if case in "dip" and case in of_many:
+            if case in "dip" and case in of_many and "n" not in of_many:  # "евро" is in every case
                 return case, "m"
         if few and of_many == {"g"} and not of_one:
             return "g", "m"
@@ -496,7 +498,8 @@ class Language(European):
             nominative = {re.sub("у$", "а", noun), re.sub("ю$", "я", noun)}
             if case == "d" or (before == "по" and re.sub("[ую]$", "а", noun) not in self.words("feminine")):
                 return "d", "m"
-            accusative = nominative & self.words("feminine") or first.endswith(("ую", "юю"))
+            is_feminine = nominative & self.words("feminine") or noun.endswith("ию") and case == "a"
+            accusative = is_feminine or first.endswith(("ую", "юю"))
             return ("a", "f") if accusative else ("", "")
         rules_it = before in ("с", "со", "перед", "над", "под", "между") or before in self.words("instrumental")
         if re.search("[оеё]м$", noun) and rules_it:
@@ -582,8 +585,10 @@ class Language(European):
         if not re.fullmatch("[а-яё]{3,}[аяыией]|[а-яё]+(?:ов|ев|ей|ых|их|ой)", noun) or before[-1:].isdigit():
             return None
         forms = self.table("parts").get(found[1])
-        if not forms:
-            return keep(found)
+        if not forms:  # в 1/8 ширины
+            case = self.case_before(before)
+            ordinal = self.ordinal(found[1], gender="f", case=case)
+            return keep(found) if case == "d" else f"{number('1', case, 'f')} {ordinal}"
         if before in self.words("genitive"):
             return forms[1]
         return keep(found) if before in self.words("dative") else forms[0]
