@@ -37,9 +37,11 @@ def money(spoken: Spoken, rule: Rules) -> None:
 
     def ranged(
         found: Found, signs: set[str | None], first: tuple[str, str | None], last: tuple[str, str | None]
-    ) -> str:
+    ) -> str | None:
         """`first` and `last`: a number and its scale."""
         signs.discard(None)
+        if " " in found[0] and first[1] == last[1] and Decimal(spoken.value(first[0])) > Decimal(spoken.value(last[0])):
+            return None  # 3 % on £12,000 – £360
         if len(signs) != 1:
             return keep(found)
         sign = signs.pop() or ""

@@ -33,6 +33,7 @@ def phones(spoken: Spoken, rule: Rules) -> None:
     rule("+", r"\+\d{1,3}(?:[ ()./-]{0,2}\d+){1,6}(?<=\d{2})", lambda f: say(f) if len(f[0]) > 7 else None)
     rule("-. ", rf"{before}[18][ -.](?:\(\d{{3}}\)[ -.]?|\d{{3}}[-. ])\d{{3}}[-. ](?:\d{{4}}|\d\d-\d\d){after}", say)
     rule("-. ", rf"(?<![\w.,-])(?<!\d )(?:\(\d{{3}}\)[ -]?|\d{{3}}[-. ])\d{{3}}[-. ]\d{{4}}{after}", say)
+    rule("(", rf"(?<![\d.,-])\(\d{{3}}\)[ -]?\d{{3}}[-. ]\d{{4}}{after}", say)
     rule("(", rf"{before}\(\d\d\) ?9?\d{{4}}-\d{{4}}{after}", say)
     rule("-/ ", r"(?<![\w.,:/-])(?<!\d )0\d{1,4}(?:[ -]\d{2,}|/\d{4,})+(?!\w|[.,]\d)", say)
     rule("-", rf"{before}1-8\d\d(?=-[A-Za-z])", say)  # 1-800-FLOWERS

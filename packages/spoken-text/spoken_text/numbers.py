@@ -119,7 +119,7 @@ class Numbers:
             return True
         if spelling.begins(self.spoken, word):
             return True
-        return bool(re.fullmatch(rf"{amounts.SIGN}|{amounts.CODE}", word))
+        return bool(re.fullmatch(rf"[-−]?(?:{amounts.SIGN})|{amounts.CODE}", word))
 
     def _apart(self, say: Say, around: Around, match: re.Match[str]) -> str:
         """What to say, with blanks between its words and adjacent letters, if the language uses blanks."""

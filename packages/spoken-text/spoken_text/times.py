@@ -121,7 +121,11 @@ def years_behind_words(spoken: Spoken, rule: Rules) -> None:
         word, linked = found.before, False
         if word in ("and", "to"):  # between 1990 and 1995
             linked = bool(re.fullmatch(r"1[5-9]\d\d|20\d\d", found.around.earlier))
-        if not linked and word not in before or (word not in _SURE and int(found[1]) < 1100):
+        linked |= word == "of" and found.around.earlier in spoken.words("seasons")
+        year = int(found[1])
+        sure = linked or word == "in" and spoken.code == "en" and not found.after.endswith("s")
+        is_early = year < 1100 and not (year > 1000 and sure)  # in 1066
+        if not linked and word not in before or (word not in _SURE and is_early):
             return None
         is_count = (
             spoken.is_counted(found)

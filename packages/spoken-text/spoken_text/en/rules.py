@@ -86,6 +86,7 @@ class Language(Germanic):
         feet = r"(?<![\w.,])([2-8])(?:['’′](\d|1[01])(?:[\"”″]|''|(?![\w.,'’/]|[.,]\d))|['’′] (\d|1[01])[\"”″])(?!\w)"
         rule("'’′", feet, lambda f: f"{self.cardinal(f[1])} foot {self.cardinal(f[2] or f[3])}")
         self._slashes(rule)
+        rule("%", rf"(?<!\S)%({number})(?![\w%])", lambda f: f"{f[1]}%")
         self._periods(rule)
         self._dates(rule)
         large = r"(?<![\w.,-])(\d{1,3}(?:,\d{3})+|\d{7,12}|0)(?:st|nd|rd|th)\b"
@@ -207,7 +208,27 @@ class Language(Germanic):
             rated |= after.startswith("star") or top == bottom or gcd(top, bottom) > 1
         return f"{top_said} out of {bottom_said}" if rated else None
 
+    def _many(self, said: str) -> str:
+        """sixteens, sixes, twenties"""
+        return re.sub("y$", "ie", said) + ("es" if said.endswith("x") else "s")
+
     def _periods(self, rule: Rules) -> None:
+        rule("s", r"(?<=[A-Za-z][-–])(\d{1,3})s\b", lambda f: self._many(self.cardinal(f[1])))  # F-16s
+        jets = r"(?<![\w.,])7([0-8]7)s\b"
+        rule("s", jets, lambda f: f"seven {'oh ' * (f[1][0] == '0')}{self._many(self.cardinal(str(int(f[1]))))}")
+
+        @rule(".", r"(?<![\w.,])(1[3-9]|2[0-3])\.([0-5]\d)(?![\w%]|[.,]\d)")
+        def dotted(found: Found) -> str | None:
+            """at 23.45"""
+            known, after = found.before in ("at", "until", "till"), found.after
+            return f"{found[1]}:{found[2]}" if known and (not after or after in self.words("no_noun")) else None
+
+        @rule("-–", r"(?<![\w.,-])9[-–]11(?![\w-]|[.,]\d)")
+        def attack(found: Found) -> str | None:
+            after = found.after
+            is_count = after.isalpha() and after.islower() and after not in self.words("no_noun")
+            return "nine eleven" if found.before in ("after", "since") and not is_count else None
+
         rule("F", r"(?<=FY)(20\d\d)(?!\w)", lambda f: self.year(f[1]))
         self.seasons(rule)
         both = rf"(?<![\w.,:/-])((?:1[1-9]|20)\d0|\d0)s ?{DASH} ?(?=['’]?(?:(?:1[1-9]|20)\d|\d)0s\b)"
