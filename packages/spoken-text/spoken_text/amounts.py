@@ -159,7 +159,7 @@ def units(spoken: Spoken, rule: Rules) -> None:
     ends = r"(?<!%)(?![A-Za-z0-9_À-ɏЀ-ӿ²³]|/[A-Za-z0-9])|(?<=%)" if spoken.joined else r"(?![\w²³/])"
     ends = rf"(?:{ends})(?!-\d)"
     rule(DASHES, rf"(?<![\w.,-])([-−])?({number}) ?({names})? ?{DASH} ?({number}) ?({names}){ends}", ranged)
-    rule(initials([*spoken.units, *nouns]), rf"(?<![\w.,])(?<!\d[-–~])([-−])?({number}) ?({names}){ends}", single)
+    rule(initials([*spoken.units, *nouns]), rf"(?<![\w.,])(?<![^\W_][-–~])([-−])?({number}) ?({names}){ends}", single)
 
 
 def ranges(spoken: Spoken, rule: Rules) -> None:

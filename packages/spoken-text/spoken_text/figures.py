@@ -33,9 +33,11 @@ def phones(spoken: Spoken, rule: Rules) -> None:
     rule("+", r"\+\d{1,3}(?:[ ()./-]{0,2}\d+){1,6}(?<=\d{2})", lambda f: say(f) if len(f[0]) > 7 else None)
     rule("-. ", rf"{before}[18][ -.](?:\(\d{{3}}\)[ -.]?|\d{{3}}[-. ])\d{{3}}[-. ](?:\d{{4}}|\d\d-\d\d){after}", say)
     rule("-. ", rf"(?<![\w.,-])(?<!\d )(?:\(\d{{3}}\)[ -]?|\d{{3}}[-. ])\d{{3}}[-. ]\d{{4}}{after}", say)
+    rule("-", rf"(?<![\w.,:/-])\d{{3}}-\d{{3}}-\d{{4}}{after}", say)
+    rule("/", rf"{before}\d{{3}}/\d{{3}}-\d{{4}}{after}", say)
     rule("(", rf"(?<![\d.,-])\(\d{{3}}\)[ -]?\d{{3}}[-. ]\d{{4}}{after}", say)
     rule("(", rf"{before}\(\d\d\) ?9?\d{{4}}-\d{{4}}{after}", say)
-    rule("-/ ", r"(?<![\w.,:/-])(?<!\d )0\d{1,4}(?:[ -]\d{2,}|/\d{4,})+(?!\w|[.,]\d)", say)
+    rule("-/ ", r"(?<![\w.,:/-])(?<!\d )0\d{1,4}(?:[ -]\d{2,}| ?/ ?\d{4,})+(?!\w|[.,]\d)", say)
     rule("-", rf"{before}1-8\d\d(?=-[A-Za-z])", say)  # 1-800-FLOWERS
     if spoken.code in ("es", "pt"):
         rule(" ", rf"{before}\d\d \d{{3}} \d\d \d\d{after}", say)
@@ -78,6 +80,8 @@ def minus(spoken: Spoken, rule: Rules) -> None:
         if names or found.before in SCORE:
             return None
         first, last = (float(spoken.value(found[group])) for group in (1, 2))
+        if re.match(r" (?:vor Chr|BC|B\.C|avant|antes|avanti)", found.rest):
+            return f"{found[1]}–{found[2]}"
         return f"{found[1]}{word}{found[2]}" if first >= last else f"{found[1]}–{found[2]}"
 
 
@@ -172,6 +176,12 @@ def before_roman() -> re.Pattern[str]:
     lists = (pair for code in LANGUAGES.values() for pair in table_of(f"{code}/words")["lists"].items())
     names = " ".join(words for kind, words in lists if kind.startswith(("kings", "queens", "chapters")))
     return re.compile(rf"\b(?:{ends_of(set(names.split()))}) [IVXLC]|{MAY_BE_ROMAN}")
+
+
+def numbered_king(spoken: Spoken, word: str, before: str) -> str | None:
+    """German "Thutmosis III.": the full stop tells an ordinal from the number of a sequel."""
+    is_name = _NAME.fullmatch(before) and before not in spoken.words("chapters") and word in {"I"} | _SEQUELS
+    return spoken.king(str(number_of(word)), before in spoken.words("queens")) if is_name else None
 
 
 def roman(spoken: Spoken, word: str, before: str, earlier: str = "") -> str | None:

@@ -10,9 +10,9 @@ _LONGEST, _LONGEST_DISPLAYED = 200, 2000  # characters; what is longer is no for
 _SEEN = 24
 """How many characters before a citation are looked at."""
 _CHOICES, _LINKS = tuple(shared_words("choices")), shared_words("choice_links")
-_NUMBERS = r"[1-9]\d{0,2}(?:(?:, ?|[-–])\d{1,3}){0,9}"
+_NUMBERS = r"[1-9]\d{0,2}(?:(?:, ?| ?[-–] ?)\d{1,3}){0,9}"
 _CITATION = re.compile(rf"\[{_NUMBERS}\] ?|【[^】]*】")
-_MAY_BE_CITATION = re.compile(rf"\[(?:{_NUMBERS}(?:,|, |[-–])?)?|【(?:\d{{1,3}}(?:[:†][^】\n]{{0,200}})?)?")
+_MAY_BE_CITATION = re.compile(rf"\[(?:{_NUMBERS}(?:,|, | ?[-–]? ?)?)?|【(?:\d{{1,3}}(?:[:†][^】\n]{{0,200}})?)?")
 _NO_CITATION = re.compile(r"\] ?[=(:]")  # an index such as a[3] = 5, a link's text, or what a link is defined by
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4}$")  # such a word is in no formula, unless a backslash is before it
 _CLOSING = {"$": "$", "$$": "$$", "\\(": "\\)", "\\[": "\\]"}

@@ -145,6 +145,10 @@ class Numbers:
     def _roman(self, found: Found) -> str | None:
         around = found.around
         said = figures.roman(self.spoken, found[2], around.before, around.earlier)
+        if self.spoken.code == "de" and found[3] and (found.rest or around.after[:1].islower()):
+            said = figures.numbered_king(self.spoken, found[2], around.before) or said
+            if said and said[:4] == "der " and around.earlier.lower() in self.spoken.words("dative"):
+                said = f"dem {said[4:]}n"
         if not said and around.begins and not (around.after or found.rest) and len(found[2]) > 1 and found[2] != "XL":
             value = number_of(found[2])  # the title of a part: II
             return f"{self.spoken.cardinal(str(value))}{found[3]}" if value else None

@@ -103,6 +103,7 @@ def numbers(spoken: Spoken, rule: Rules) -> None:
     rule("-−", rf"({SIGN}) ?([-−])(?=[\d.])", lambda f: f"{f[2]}{f[1]}")
     if not spoken.joined:  # 1914—1918
         rule("—", r"(?<=[\dIVXLХ])—(?=[\dIVXLХ])", lambda f: "–")
+    rule("º", r"(?<=\d) ?º ?(?=[CF](?!\w))", lambda f: " °")
     if spoken.joined:
         alone = r"^(\d{1,4}) / (\d{1,4})$"
         rule("/", alone, lambda f: f"{f[1]}/{f[2]}" if f.around.begins and not f.around.after else None)

@@ -42,6 +42,8 @@ def durations(spoken: Spoken, rule: Rules) -> None:
 def _seconds(spoken: Spoken, found: Found) -> str | None:
     """ "30s" are seconds or a decade in English: what stands before tells. Without that it stays."""
     before, number = found.before.strip("-–'’"), found[1]
+    if re.search("[A-Z]", (found.head.split() or [found.around.before])[-1][1:]):  # iPhone 5s
+        return f"{spoken.cardinal(number)} S"
     is_tens = len(number) == 2 and number[1] == "0" and number >= "20"
     last = not found.after
     if before in spoken.words("seconds") or not is_tens or (before == "in" and last):

@@ -197,9 +197,13 @@ class Language(Germanic):
 
     def _ones(self, rule: Rules) -> None:
         """1 and 1/2 in the gender and the case of the noun behind."""
-        rule("", r"^1$", self._before_noun)
+        rule("", r"^1$", lambda f: "ein" if f.after == "mal" else self._before_noun(f))
         unit = r"^1 (Stunde|Minute|Sekunde)$"
         rule("MS", unit, lambda f: f"einer {f[1]}" if f.around.before.lower() in self.words("dative") else None)
+
+        @rule("h", r"(?<![\w.,/])(?:1/2|½) ?h(?!\w)")
+        def hour(found: Found) -> str:
+            return "einer halben Stunde" if found.before in self.words("dative") else "eine halbe Stunde"
 
         @rule("/½", r"^(?:1/2|½)(?: (Liter|Stunde|Minute|Kilometer|Meter|l|TL|EL))?$")
         def half(found: Found) -> str | None:
@@ -305,11 +309,16 @@ class Language(Germanic):
             return "n"
         if noun:
             gender = self.genders.get(noun)
+            adjective = re.fullmatch("[a-zäöüß]{3,}e([nrsm]?)", before)
+            if adjective and noun.startswith(("Jahrhundert", "Jubiläum", "Jahrestag", "Geburtstag")):
+                return adjective[1]  # des späten 15. Jahrhunderts
+            if behind := re.search("(?:isch|lich|ig)e([nrsm]?)$", noun):  # das frühe 5. vorchristliche Jahrhundert
+                return behind[1]
             if gender and low in self.words("dative"):  # in zweiter Auflage
                 return "r" if gender == "f" else "m"
             if low == "als" and noun.endswith("er"):
                 return "r"
             alone = before[-1:] in ",:(" or low == "als" or _BARE.fullmatch(low)
             return _STRONG[gender] if gender and alone else None
-        is_named = before.endswith(",") and earlier.lower() in ("am", "vom", "ab", "bis", "seit", "den", "dem", "zum")
+        is_named = before.endswith(",") and not earlier.isupper() and earlier.lower() in ("am", "vom", "ab", "bis", "seit", "den", "dem", "zum")
         return "n" if is_named else "r"

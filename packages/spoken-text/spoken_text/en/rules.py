@@ -85,6 +85,13 @@ class Language(Germanic):
         self._abbreviations(rule)
         feet = r"(?<![\w.,])([2-8])(?:['’′](\d|1[01])(?:[\"”″]|''|(?![\w.,'’/]|[.,]\d))|['’′] (\d|1[01])[\"”″])(?!\w)"
         rule("'’′", feet, lambda f: f"{self.cardinal(f[1])} foot {self.cardinal(f[2] or f[3])}")
+
+        @rule(",", r"^([1-9]|[12]\d|3[01]),((?:1[5-9]|20)\d\d)(?![\w.,]\d)")
+        def glued(found: Found) -> str | None:
+            """August 11,2000"""
+            is_date = found.around.before in self.months
+            return f"{self.ordinal(found[1])}, {self.year(found[2])}" if is_date else None
+
         self._slashes(rule)
         rule("%", rf"(?<!\S)%({number})(?![\w%])", lambda f: f"{f[1]}%")
         self._periods(rule)
@@ -213,9 +220,20 @@ class Language(Germanic):
         return re.sub("y$", "ie", said) + ("es" if said.endswith("x") else "s")
 
     def _periods(self, rule: Rules) -> None:
-        rule("s", r"(?<=[A-Za-z][-–])(\d{1,3})s\b", lambda f: self._many(self.cardinal(f[1])))  # F-16s
+        rule("s", r"(?:(?<=[A-Za-z][-–])|(?<=[A-Z]))(\d{1,3})s\b", lambda f: self._many(self.cardinal(f[1])))  # F-16s
+        rule("s", r"(?<![\w.,])((?:1[1-9]|20)\d0)s(?=$|[.,;:!?)]*$)", lambda f: self._many(self.year(f[1])))
         jets = r"(?<![\w.,])7([0-8]7)s\b"
         rule("s", jets, lambda f: f"seven {'oh ' * (f[1][0] == '0')}{self._many(self.cardinal(str(int(f[1]))))}")
+
+        rule("-", r"(?i:\b(pre|post|mid|early|late))-((?:1[1-9]|20)\d\d)(?![\w/–-])", lambda f: f"{f[1]}-{self.year(f[2])}")
+        era = r"(?<![\w.,:/-])(\d{1,4}) ?[-–] ?(\d{1,4})(?= (?:B\.?C|BCE))"
+        rule("-–", era, lambda f: f"{self.year(f[1])} to {self.year(f[2])}")
+        case = r"(?<![\w.,:/-])(\d\d)-(\d{2,5})(?![\w-]|[.,]\d)"
+        rule("-", case, lambda f: f"{self.cardinal(f[1])} {self.digits(f[2])}" if f.before in ("case", "docket") else None)
+        euros = r"(?<![\w.,])(\d+),(\d\d?)(?= [Ee]uros?(?!\w))"
+        rule(",", euros, lambda f: f"{self.cardinal(f[1])} {self.point} {self.digits(f[2])}")
+        opens = r"(?<![\w.,:])(\d\d?)\.([0-5]\d) ?[-–] ?(?=\d\d?(?:[.:]\d\d)? ?[ap]\.?m\b)"
+        rule(".", opens, lambda f: f"{self.at_time(f[1], f[2], '')} to ")
 
         @rule(".", r"(?<![\w.,])(1[3-9]|2[0-3])\.([0-5]\d)(?![\w%]|[.,]\d)")
         def dotted(found: Found) -> str | None:
