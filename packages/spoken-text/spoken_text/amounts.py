@@ -1,6 +1,7 @@
 """Amounts: money, large numbers such as "3 Mio." and "10k", ranges, and numbers with a unit. A rule takes all of an
 amount, with its sign, scale, currency and both ends of a range, or none of it."""
 
+import re
 from decimal import Decimal
 
 from spoken_text.rule import DASH, DASHES, Found, Kept, Rules, ends_of, initials, keep
@@ -59,6 +60,8 @@ def money(spoken: Spoken, rule: Rules) -> None:
     rule(DASHES, after, lambda f: ranged(f, {f[3], f[6]}, (f[1], f[2]), (f[4], f[5])))
 
     def single(found: Found, sign: str, written: str, size: str | None) -> str | None:
+        if spoken.code in ("es", "pt") and sign == "$" and not size and re.fullmatch(r"\d+(?:,\d{3})+", written):
+            written = written.replace(",", "")
         said = spoken.money_at(found, sign, written, size) or spoken.amount(sign, written, size)
         if not said or isinstance(said, Kept):
             return said
@@ -159,7 +162,8 @@ def units(spoken: Spoken, rule: Rules) -> None:
     ends = r"(?<!%)(?![A-Za-z0-9_À-ɏЀ-ӿ²³]|/[A-Za-z0-9])|(?<=%)" if spoken.joined else r"(?![\w²³/])"
     ends = rf"(?:{ends})(?!-\d)"
     rule(DASHES, rf"(?<![\w.,-])([-−])?({number}) ?({names})? ?{DASH} ?({number}) ?({names}){ends}", ranged)
-    rule(initials([*spoken.units, *nouns]), rf"(?<![\w.,])(?<![^\W_][-–~])([-−])?({number}) ?({names}){ends}", single)
+    begins = r"(?<![\w.,])(?<!\d[-–~])(?<!\b[A-Z][-–])"  # B-29s
+    rule(initials([*spoken.units, *nouns]), rf"{begins}([-−])?({number}) ?({names}){ends}", single)
 
 
 def ranges(spoken: Spoken, rule: Rules) -> None:

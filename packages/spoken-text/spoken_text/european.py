@@ -13,6 +13,7 @@ _ONES = ["", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"]
 _VALUES = {ten + one: int(f"{tens}{ones}") for tens, ten in enumerate(_TENS) for ones, one in enumerate(_ONES)}
 _ALONE = frozenset("+±≈~=")
 _JOINS = frozenset("y e et и al a - –".split())
+_RAISED = frozenset("ºª°")
 _ARTICLES = frozenset("il el o".split())
 _BEHIND = frozenset("+ = × ÷ · * x х / - −".split())
 MAY_BE_ROMAN = (
@@ -46,11 +47,15 @@ class European(Spoken):
 
     def begins(self, word: str) -> bool:
         word = re.split("['’]", word)[-1].lstrip('("«„[').lower()  # l'art.
+        if word in ("n", "n.") and f"{word}°" in self.leads:
+            return True
         return word in self.leads or word in _ALONE or word in self.centuries or word in self.words("money")
 
     def follows(self, word: str, held: str) -> bool:
         if held[-1].isdecimal():
-            return word in _BEHIND
+            return word in _BEHIND or word in _RAISED
+        if held.lower() in ("n", "n.") and word in _RAISED or held in _RAISED and word[:1].isdecimal():
+            return True  # n º 5
         if held in self.signs or self.begins(held):
             has_digit = any(map(str.isdecimal, word))
             return has_digit or self.is_roman(word) and held.lower() in self.centuries

@@ -179,8 +179,9 @@ def before_roman() -> re.Pattern[str]:
 
 
 def numbered_king(spoken: Spoken, word: str, before: str) -> str | None:
-    """German "Thutmosis III.": the full stop tells an ordinal from the number of a sequel."""
-    is_name = _NAME.fullmatch(before) and before not in spoken.words("chapters") and word in {"I"} | _SEQUELS
+    """A name and an ordinal, where the caller knows that it is no sequel: German "Thutmosis III." with a full stop."""
+    no_names = spoken.words("chapters") | spoken.words("labels")
+    is_name = _NAME.fullmatch(before) and no_names.isdisjoint((before, before.lower())) and word in {"I"} | _SEQUELS
     return spoken.king(str(number_of(word)), before in spoken.words("queens")) if is_name else None
 
 

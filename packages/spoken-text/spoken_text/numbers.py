@@ -83,11 +83,12 @@ class Numbers:
             return has_digit
         if spoken.holds(word, held) or spoken.follows(word, held):
             return True
+        if word == "/" and held.rstrip(".").isalpha() or held == "/" and {word, f"{word[:-1]}²"} & {*spoken.units}:
+            return True  # hab. / km2
+        if held[-1] in "°º" and word in ("C", "F"):
+            return True
         if held[-1] in ".,;:!?" and not (held[-1] == "." and held.lstrip("0123456789,.")[:-1] in self._abbreviations):
             return False
-        units = spoken.units
-        if word == "/" and held.rstrip(".") in units or held == "/" and {word, f"{word[:-1]}²"} & {*units}:  # t / km2
-            return True
         if has_digit or (held[-1] in "°'’′\"”″" and word in figures.DIRECTIONS):
             return True
         if spoken.openers and "/" in word and word.partition("/")[0] in [*spoken.units, *amounts.CODES]:  # mg/kg
@@ -149,6 +150,8 @@ class Numbers:
             said = figures.numbered_king(self.spoken, found[2], around.before) or said
             if said and said[:4] == "der " and around.earlier.lower() in self.spoken.words("dative"):
                 said = f"dem {said[4:]}n"
+        if self.spoken.code in ("es", "pt") and found.after in ("de", "do", "da") and not found[3]:
+            said = figures.numbered_king(self.spoken, found[2], around.before) or said  # Cristián II de Dinamarca
         if not said and around.begins and not (around.after or found.rest) and len(found[2]) > 1 and found[2] != "XL":
             value = number_of(found[2])  # the title of a part: II
             return f"{self.spoken.cardinal(str(value))}{found[3]}" if value else None

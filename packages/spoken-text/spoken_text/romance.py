@@ -111,6 +111,8 @@ class Romance(European):
     def gender_at(self, noun: str, before: str, value: str, is_one: bool) -> str:
         """The gender of the noun behind a number, also by the word before."""
         known = self.gender(noun)
+        if before in _FEMININE_BEFORE and not is_one and self.code in ("es", "pt") and known != "f":
+            known = "f" if self.words("masculine").isdisjoint(self.singulars(noun or "-")) else known
         listed = self.words("feminine") | self.words("masculine")
         if self.code != "it" and known and (noun[-1] in "sx") == is_one and noun not in listed:
             known = ""
@@ -180,7 +182,7 @@ class Romance(European):
 
     def iberian(self, rule: Rules) -> None:
         """Telephone numbers and days of a month, as in Spanish and Portuguese."""
-        years = r"(?!(?:1[5-9]|20)\d\d-(?:1[5-9]|20))"
+        years = r"(?!(?:1\d|20)\d\d-(?:1\d|20))"
         abroad = r"(?<!\+\d\d )(?<!\+\d\d \d\d )(?<!\+\d\d \d{3} )"
         phone = rf"(?<![\w.,:/)-])(?<!\) ){abroad}{years}(?:\d\d )?9?\d{{4}}-\d{{4}}(?![\w-]|[.,]\d)"
         rule("-", phone, self.dialled)
@@ -238,6 +240,10 @@ class Romance(European):
 
     def is_roman(self, word: str) -> bool:
         return word[:1] in frozenset("IVXLХ") and all(map(number_of, re.split("[-–]", word)))
+
+    def first(self, rule: Rules) -> None:
+        rule("º°", r"(?i:(?<!\w)(n\.?)) [º°] ?(?=\d)", lambda f: f"{f[1]}° ")
+        rule("ºª", r"(?<=\d) ([ºª])(?!\w)", lambda f: f[1])
 
     def own(self, rule: Rules) -> None:
         rule("ILVX", rf"(?<!\w)((?i:{ends_of(self.centuries)})) ({CHAIN})(?!\w)", self._century)

@@ -5,7 +5,7 @@ import re
 from functools import cache
 
 from spoken_text.amounts import INITIALS, SIGN
-from spoken_text.rule import Found, Rules, ends_of, keep
+from spoken_text.rule import Found, Kept, Rules, ends_of, keep
 from spoken_text.spoken import LANGUAGES, Spoken, gender_of
 from spoken_text.tables import table_of
 
@@ -76,7 +76,9 @@ def words(spoken: Spoken, rule: Rules) -> None:
         if is_start and not (after[:1].islower() or after[:1].isdecimal()):
             return None  # "Max." at the end of a sentence is a name
         is_name = after[:1].isupper() if found[0] in unsure else after[:1].isalpha() or found[0][-1] in "ᵉʳˢ"
-        if table == "titles" and not is_name:
+        previous = (found.head.split() or [found.around.before])[-1]
+        initial = len(found[0]) == 2 and previous[:1].isupper() and previous not in known  # Franklin D. Roosevelt
+        if table == "titles" and (not is_name or initial):
             return None
         said = said if found[0][0].islower() or not said[0].islower() else said[0].upper() + said[1:]
         if table == "short_last":
@@ -103,7 +105,7 @@ def numbers(spoken: Spoken, rule: Rules) -> None:
     rule("-−", rf"({SIGN}) ?([-−])(?=[\d.])", lambda f: f"{f[2]}{f[1]}")
     if not spoken.joined:  # 1914—1918
         rule("—", r"(?<=[\dIVXLХ])—(?=[\dIVXLХ])", lambda f: "–")
-    rule("º", r"(?<=\d) ?º ?(?=[CF](?!\w))", lambda f: " °")
+    rule("º°", r"(?<=\d) ?[º°] ?(?=[CF](?!\w))", lambda f: Kept(" °"))
     if spoken.joined:
         alone = r"^(\d{1,4}) / (\d{1,4})$"
         rule("/", alone, lambda f: f"{f[1]}/{f[2]}" if f.around.begins and not f.around.after else None)

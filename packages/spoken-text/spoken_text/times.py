@@ -104,7 +104,14 @@ def years(spoken: Spoken, rule: Rules) -> None:
     both = rf"(?<![\w.,:/-])({year})[-–]({year}){ends}"
     rule("-–", both, lambda f: f"{spoken.year(f[1])} {spoken.to} {spoken.year(f[2])}")
     short = rf"(?<![\w.,:/-])({year})[-–](\d\d){ends}"
-    rule("-–", short, lambda f: f"{spoken.year(f[1])} {spoken.to} {spoken.cardinal(f[2])}" if f[2] > f[1][2:] else None)
+
+    @rule("-–", short)
+    def shortened(found: Found) -> str | None:
+        """1990-95, 2003-04"""
+        last = found[2] if found[2][0] != "0" or spoken.code == "en" else found[1][:2] + found[2]
+        is_later = found[2] > found[1][2:]
+        return f"{spoken.year(found[1])} {spoken.to} {spoken.cardinal(last)}" if is_later else None
+
     if spoken.words("years"):
         rule("(", r"(?<=\()(1[5-9]\d\d|20\d\d)(?=\))", lambda f: spoken.year(f[1]))
     if spoken.code == "en":

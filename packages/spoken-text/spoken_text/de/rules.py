@@ -320,5 +320,9 @@ class Language(Germanic):
                 return "r"
             alone = before[-1:] in ",:(" or low == "als" or _BARE.fullmatch(low)
             return _STRONG[gender] if gender and alone else None
-        is_named = before.endswith(",") and not earlier.isupper() and earlier.lower() in ("am", "vom", "ab", "bis", "seit", "den", "dem", "zum")
+        is_named = (
+            before.endswith(",")
+            and not earlier.isupper()
+            and earlier.lower() in ("am", "vom", "ab", "bis", "seit", "den", "dem", "zum")
+        )
         return "n" if is_named else "r"

@@ -220,16 +220,25 @@ class Language(Germanic):
         return re.sub("y$", "ie", said) + ("es" if said.endswith("x") else "s")
 
     def _periods(self, rule: Rules) -> None:
-        rule("s", r"(?:(?<=[A-Za-z][-–])|(?<=[A-Z]))(\d{1,3})s\b", lambda f: self._many(self.cardinal(f[1])))  # F-16s
+        named = r"(?:(?<=[A-Z])|(?<=[A-Z][-–])|(?<=[A-Za-z]{2}[-–]))(\d{1,3})s\b"
+        rule("s", named, lambda f: self._many(self.cardinal(f[1])))  # F-16s
         rule("s", r"(?<![\w.,])((?:1[1-9]|20)\d0)s(?=$|[.,;:!?)]*$)", lambda f: self._many(self.year(f[1])))
         jets = r"(?<![\w.,])7([0-8]7)s\b"
         rule("s", jets, lambda f: f"seven {'oh ' * (f[1][0] == '0')}{self._many(self.cardinal(str(int(f[1]))))}")
 
-        rule("-", r"(?i:\b(pre|post|mid|early|late))-((?:1[1-9]|20)\d\d)(?![\w/–-])", lambda f: f"{f[1]}-{self.year(f[2])}")
+        rule(
+            "-",
+            r"(?i:\b(pre|post|mid|early|late))-((?:1[1-9]|20)\d\d)(?![\w/–-])",
+            lambda f: f"{f[1]}-{self.year(f[2])}",
+        )
         era = r"(?<![\w.,:/-])(\d{1,4}) ?[-–] ?(\d{1,4})(?= (?:B\.?C|BCE))"
         rule("-–", era, lambda f: f"{self.year(f[1])} to {self.year(f[2])}")
         case = r"(?<![\w.,:/-])(\d\d)-(\d{2,5})(?![\w-]|[.,]\d)"
-        rule("-", case, lambda f: f"{self.cardinal(f[1])} {self.digits(f[2])}" if f.before in ("case", "docket") else None)
+        rule(
+            "-",
+            case,
+            lambda f: f"{self.cardinal(f[1])} {self.digits(f[2])}" if f.before in ("case", "docket") else None,
+        )
         euros = r"(?<![\w.,])(\d+),(\d\d?)(?= [Ee]uros?(?!\w))"
         rule(",", euros, lambda f: f"{self.cardinal(f[1])} {self.point} {self.digits(f[2])}")
         opens = r"(?<![\w.,:])(\d\d?)\.([0-5]\d) ?[-–] ?(?=\d\d?(?:[.:]\d\d)? ?[ap]\.?m\b)"

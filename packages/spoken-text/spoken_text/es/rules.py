@@ -46,6 +46,9 @@ class Language(Romance):
             return f"{self.before_noun(hour, 'f')} y {self.cardinal(str(minute))}"
         return super().clock_at(found)
 
+    def _is_hour(self, found: Found) -> bool:
+        return (found.head.split() or [found.around.earlier])[-2:-1] == ["a"] or found.around.earlier == "a"
+
     def _of_day(self, found: Found) -> str:
         """5:02 p. m.: cinco y dos de la tarde"""
         hour, minute = str(int(found[1])), int(found[2] or 0)
@@ -55,6 +58,16 @@ class Language(Romance):
 
     def end(self, rule: Rules) -> None:
         self.iberian(rule)
+        rule("'’", r"(?<![\w.,'’])(\d{1,3})['’](\d\d?)(?![\w'’\"”])", lambda f: f"{f[1]},{f[2]}")
+        rule(",", r"(?<![\w.,])[1-9]\d{0,2},\d00(?![\w,]|\.\d)", lambda f: f[0].replace(",", ""))
+
+        @rule("", r"(?<![\w.,:/-])[679]\d{8}(?![\w/-]|[.,]\d)")
+        def phone(found: Found) -> str | None:
+            named = {found.before.strip(".:"), found.around.earlier.lower()} & self.words("phones")
+            return self.digits(found[0]) if named else None
+
+        clock = rf"(?<![\w.,:/-]){HOUR}\.{MINUTE}(?![\w%]|[.,]\d)"
+        rule(".", clock, lambda f: f"{f[1]}:{f[2]}" if f.before == "las" and self._is_hour(f) else None)
         day = rf"(?<![\w.,:/-]){HOUR}(?:[:.]{MINUTE})? ?(?:([ap])\.?m(?![\w.])|de la (mañana|tarde)(?!\w))"
         rule("dm", day, self._of_day)
         half = r"(?= ?[apAP]\. ?[mM]\.)"
