@@ -160,7 +160,7 @@ def units(spoken: Spoken, rule: Rules) -> None:
         return said and said + found.stop(found[3], spoken.code == "de")
 
     ends = r"(?<!%)(?![A-Za-z0-9_À-ɏЀ-ӿ²³]|/[A-Za-z0-9])|(?<=%)" if spoken.joined else r"(?![\w²³/])"
-    ends = rf"(?:{ends})(?!-\d)"
+    ends = rf"(?:{ends})(?!-\d|['’]\w)"
     rule(DASHES, rf"(?<![\w.,-])([-−])?({number}) ?({names})? ?{DASH} ?({number}) ?({names}){ends}", ranged)
     begins = r"(?<![\w.,])(?<!\d[-–~])(?<!\b[A-Z][-–])"  # B-29s
     rule(initials([*spoken.units, *nouns]), rf"{begins}([-−])?({number}) ?({names}){ends}", single)

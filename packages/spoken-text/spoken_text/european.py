@@ -75,6 +75,10 @@ class European(Spoken):
         self.own(rule)
         rule("", rf"(?i:(?<![\w.])({ends_of(self.leads)})) ?(?=\d)", self._lead)
         self._dates(rule)
+        if self.code != "ru":
+            ends = r"(?![\w/]|[.,]\d)"
+            rule("/", rf"(?<![\w.,:/-])((?:1[89]|20)\d\d)/((?:1[89]|20)?\d\d){ends}", self._season)
+            rule("/", rf"(?<![\w.,:/-])(\d{{1,5}})/((?:19|20)?\d\d){ends}", self._law)
         written = r"(?<![\w.,/-])24/7(?![\w/]|[.,]\d)"
         rule("/", written, lambda f: f"{self.cardinal('24')} {self.round_clock}{self.cardinal('7')}")
         even = r"(?<![\w.,/-])50/50(?![\w/]|[.,]\d)"
@@ -94,6 +98,20 @@ class European(Spoken):
         rule("h", r"(?<![\w.,:/-])0(\d)(?= ?h(?!\w))", lambda f: f[1])
         decade, plurals = r"(?<![\w.,:/-])\d{2,4}s(?!\w)", "les los os années años anos gli anni".split()
         rule("s", decade, lambda f: keep(f) if f.before in plurals else None)  # les 80s, which are no seconds
+
+    def _season(self, found: Found) -> str | None:
+        """1984/85"""
+        first, last = found[1], found[2]
+        if (int(first) + 1) % 100 != int(last[-2:]):
+            return None
+        last = f"{int(first) + 1}" if last[0] == "0" else last
+        return f"{self.year(first)}{self.pause}{self.cardinal(last)}"
+
+    def _law(self, found: Found) -> str | None:
+        """legge 820/71, Ley 30/1992"""
+        named = found.before.rstrip(".") in self.words("laws")
+        is_year = len(found[2]) == 4 and int(found[1]) > 12 and found[1][0] != "0"
+        return f"{self.cardinal(found[1])} {self.slash} {self.cardinal(found[2])}" if named or is_year else None
 
     def later(self, rule: Rules) -> None:
         """Signs of arithmetic. They come behind telephone numbers, which begin with a plus."""
@@ -148,7 +166,8 @@ class European(Spoken):
         guard, mark = r"(?![\w/-]|[.,]\d)", self.date[-1]
         rule("-./", rf"(?<![\w.,:/-])(\d\d?)([{'./'.replace(mark, '')}-])(\d\d?)\2(\d{{4}}){guard}", say)
         rule(mark, rf"(?<![\w.,:/-])(\d\d?)([{mark}])(\d\d?)\2([012]\d){guard}", say)
-        rule(mark, rf"(?<![\w.,:/-])(\d\d)([{mark}])(\d\d)\2(\d\d){guard}", say)
+        digits = r"\d\d?" if mark == "/" else r"\d\d"
+        rule(mark, rf"(?<![\w.,:/-])({digits})([{mark}])({digits})\2(\d\d){guard}", say)
         if self.code != "ru":
             rule("-", rf"(?<![\w.,:/-])([0-3]\d)(-)([01]\d)\2(\d\d){guard}", say)
         day, articles = rf"(?<![\w.,:/-]){DAY}/(0[1-9]|1[0-2]){guard}(?! ?%)", "le au du el al il dal dia até".split()
