@@ -244,6 +244,8 @@ class Romance(European):
     def first(self, rule: Rules) -> None:
         rule("º°", r"(?i:(?<!\w)(n\.?)) [º°] ?(?=\d)", lambda f: f"{f[1]}° ")
         rule("ºª", r"(?<=\d) ([ºª])(?!\w)", lambda f: f[1])
+        if self.code != "fr":
+            rule("°", r"(?<=\d) °(?=$)", lambda f: "°" if re.fullmatch("[a-zà-ú]{3,}", f.after) else None)
 
     def own(self, rule: Rules) -> None:
         rule("ILVX", rf"(?<!\w)((?i:{ends_of(self.centuries)})) ({CHAIN})(?!\w)", self._century)

@@ -14,15 +14,16 @@ def durations(spoken: Spoken, rule: Rules) -> None:
     """1h 30m, 2m 30s, 2:05:10, and in English "30s"."""
 
     def say(hours: str | None, minutes: str | None, seconds: str | None) -> str | None:
-        if (hours and minutes and int(minutes) > 59) or ((hours or minutes) and seconds and int(seconds) > 59):
+        values = [re.sub("^0+(?=\\d)", "", (value or "").replace(",", ".")) for value in (hours, minutes, seconds)]
+        if any(value and float(value) >= 60 for value, larger in zip(values[1:], (hours, hours or minutes)) if larger):
             return None
-        given = zip((hours, minutes, seconds), spoken.duration_units, strict=True)
-        parts = [spoken.lasting(str(int(value)), unit) for value, unit in given if value and (int(value) or not hours)]
+        given = zip(values, spoken.duration_units, strict=True)
+        parts = [spoken.lasting(value, unit) for value, unit in given if value and (float(value) or not hours)]
         return spoken.blank.join(filter(None, parts))
 
     h = r"(\d{1,3}) ?(?:h|hrs?|Std\.?|ч\.?)"
     m = r"(\d{1,2}) ?(?:mins?|m|м|мин)(?![A-Za-zа-я])\.?"
-    s = r"(\d{1,2}) ?(?:secs?|s|с|сек)(?![A-Za-zа-я])\.?"
+    s = r"(\d{1,2}(?:[.,]\d{1,3})?) ?(?:secs?|s|с|сек)(?![A-Za-zа-я])\.?"
     begins, ends = r"(?<![\w.,:–-])", r"(?![\w²³/]|[.,]\d)" if not spoken.joined else r"(?![A-Za-z0-9_²³/])"
     between = "(?:,? )?"
     rule("mм", rf"{begins}{h}{between}{m}(?:{between}{s})?{ends}", lambda f: say(f[1], f[2], f[3]))

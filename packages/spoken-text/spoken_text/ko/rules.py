@@ -62,6 +62,10 @@ class Language(EastAsian):
 
         to = rf"(?: ?{DASH} ?제?(\d{{1,4}}))?(?!\d|[.,]\d)"
         rule("제", rf"(?<=(?<![가-힣])제)(\d{{1,4}}){to}", ordinal)
+        several = r"(?<![\w.,])(?:[1-9][천백십]){2,3}"  # 2천2백1십억
+        rule("천백십", several, lambda f: re.sub(r"\d", lambda one: "" if one[0] == "1" else say(one[0]), f[0]))
+        years = r"(?<![\w.,/-])(\d{1,4}) ?[-–] ?(\d{1,4})(?=년)"
+        rule("-–", years, lambda f: f"{say(f[1])}{self.to} {say(f[2])}")
         rule("", rf"^(\d{{1,4}}){to}", lambda f: ordinal(f) if f.around.before == "제" else None)
         rule("/", r"(?<![\w.,/])([1-4])/4(?= ?분기)", lambda f: f"{say(f[1])}사")
         rule(DASHES, rf"(?<=[\d시분]) ?{DASH} ?(?=(?:{self.any_of('halves')}))", lambda f: Kept(f"{self.to} "))
@@ -161,6 +165,8 @@ class Language(EastAsian):
             first, last, counter = found[1], found[2], found[3]
             if counter == "대" and last[-1] == "0" or ("-" in found[0] and (counter == "장" or not rises(first, last))):
                 return keep(found)  # 20대 are twenty cars, or people in their twenties; 1-3장 are chapters or sheets
+            if counter == "장" and re.search("(?:복음|서|기|행전|록|시편|잠언)$", found.before):  # a chapter
+                return f"{self.said(first)}{self.to} {self.said(last)}장" if first else f"{self.said(last)}장"
             if not first:
                 return counted(last, counter)
             return f"{counted(first, counter)}{self.to} {counted(last, counter)}"

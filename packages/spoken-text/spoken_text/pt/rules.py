@@ -15,13 +15,14 @@ class Language(Romance):
         return word == "em"
 
     def begins(self, word: str) -> bool:
-        return word == "R" or super().begins(word)
+        return word in ("R", "US") or super().begins(word)
 
     def follows(self, word: str, held: str) -> bool:
-        return held == "R" and word.startswith("$") or super().follows(word, held)
+        return held in ("R", "US") and word.startswith("$") or super().follows(word, held)
 
     def first(self, rule: Rules) -> None:
-        rule("$", r"(?<!\w)R (?=\$)", lambda f: "R")
+        super().first(rule)
+        rule("$", r"(?<!\w)(R|US) (?=\$)", lambda f: f[1])
         score = r"(?<![\w.,])(\d{1,2}) ?x ?(\d{1,2})(?![\w.,])"  # Flamengo 2x1 Vasco
         rule("x", score, lambda f: f"{f[1]} a {f[2]}" if f.around.before[:1].isupper() else None)
 
