@@ -116,6 +116,7 @@ class Language(EastAsian):
         rule("-", r"(?<![\w.,/-])\d{1,2}-\d{1,2}(?![\w.,/-])", lambda f: keep(f) if f.ahead.endswith(tables) else None)
 
     def _years(self, rule: Rules) -> None:
+        rule("(（", r"(?<=[(（])(?:1[5-9]\d\d|20[0-4]\d)(?=[)）])", lambda f: self.digits(f[0]))
         digits = self.digits
         season = "(?= ?(?:学年|學年|赛季|賽季|年度|财年|財年))"
         written = rf"(?<![\w.,/-])((?:19|20)\d\d)(?:{DASH}|/)((?:19|20)?\d\d){season}"
