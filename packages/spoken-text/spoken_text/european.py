@@ -109,7 +109,7 @@ class European(Spoken):
 
     def _law(self, found: Found) -> str | None:
         """legge 820/71, Ley 30/1992"""
-        named = found.before.rstrip(".") in self.words("laws")
+        named = found.before.replace(".", "") in self.words("laws")
         is_year = len(found[2]) == 4 and int(found[1]) > 12 and found[1][0] != "0"
         return f"{self.cardinal(found[1])} {self.slash} {self.cardinal(found[2])}" if named or is_year else None
 

@@ -1,7 +1,7 @@
 """What only Portuguese says or writes. It is said as in Brazil: dezenove, um bilhão."""
 
 from spoken_text.romance import Romance
-from spoken_text.rule import Rules
+from spoken_text.rule import Found, Rules
 
 
 class Language(Romance):
@@ -15,13 +15,22 @@ class Language(Romance):
         return word == "em"
 
     def begins(self, word: str) -> bool:
-        return word in ("R", "US") or super().begins(word)
+        return word in ("R", "US", "D.") or super().begins(word)
 
     def follows(self, word: str, held: str) -> bool:
         return held in ("R", "US") and word.startswith("$") or super().follows(word, held)
 
     def first(self, rule: Rules) -> None:
         super().first(rule)
+
+        @rule("D", r"^D\.$")
+        def dom(found: Found) -> str | None:
+            """D. Pedro, D. Maria"""
+            name = found.around.after.rstrip(",;:!?.")
+            begins = not found.around.before or found.around.before[0].islower()
+            known = begins and name[:1].isupper() and name[1:].islower()
+            return ("Dona" if name[-1] == "a" else "Dom") if known else None
+
         rule("$", r"(?<!\w)(R|US) (?=\$)", lambda f: f[1])
         score = r"(?<![\w.,])(\d{1,2}) ?x ?(\d{1,2})(?![\w.,])"  # Flamengo 2x1 Vasco
         rule("x", score, lambda f: f"{f[1]} a {f[2]}" if f.around.before[:1].isupper() else None)

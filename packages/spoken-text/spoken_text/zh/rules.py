@@ -115,7 +115,14 @@ class Language(EastAsian):
         tables = ("图", "圖", "表", "例", "式", "题")
         rule("-", r"(?<![\w.,/-])\d{1,2}-\d{1,2}(?![\w.,/-])", lambda f: keep(f) if f.ahead.endswith(tables) else None)
 
+    def _short_date(self, found: Found) -> str | None:
+        """12/2/2"""
+        month, day = int(found[2]), int(found[3])
+        is_date = 1 <= month <= 12 and 1 <= day <= 31
+        return f"{self.digits(found[1])}年{self.whole(month)}月{self.whole(day)}日" if is_date else None
+
     def _years(self, rule: Rules) -> None:
+        rule("/", r"(?<![\w.,:/-])(\d\d)/(\d\d?)/(\d\d?)(?![\w/]|[.,]\d)", self._short_date)
         rule("(（", r"(?<=[(（])(?:1[5-9]\d\d|20[0-4]\d)(?=[)）])", lambda f: self.digits(f[0]))
         digits = self.digits
         season = "(?= ?(?:学年|學年|赛季|賽季|年度|财年|財年))"
