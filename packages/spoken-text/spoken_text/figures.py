@@ -80,7 +80,9 @@ def minus(spoken: Spoken, rule: Rules) -> None:
         if names or found.before in SCORE:
             return None
         first, last = (float(spoken.value(found[group])) for group in (1, 2))
-        if re.match(r" (?:vor Chr|BC|B\.C|avant|antes|avanti)", found.rest):
+        if re.match(r" (?:vor Chr|BC|B\.C|avant|antes|avanti)", f"{found.rest} {found.around.after}") or (
+            spoken.code == "de" and found.around.after == "v."
+        ):
             return f"{found[1]}–{found[2]}"
         return f"{found[1]}{word}{found[2]}" if first >= last else f"{found[1]}–{found[2]}"
 

@@ -70,12 +70,20 @@ def words(spoken: Spoken, rule: Rules) -> None:
     def full(found: Found) -> str | None:
         table, said = known[found[0]]
         after = found.around.after if not found.rest.strip() else found.after
-        if found[0].rstrip(".") in spoken.units and found.before[-1:].isdecimal() and (found.rest[:1] != "/" or spoken.code == "ru"):
+        if (
+            found[0].rstrip(".") in spoken.units
+            and found.before[-1:].isdecimal()
+            and (found.rest[:1] != "/" or spoken.code == "ru")
+        ):
             return None
         is_start = found[0] not in spoken.table(table) and found[0][0].isupper() and found[0].count(".") == 1
         if is_start and not (after[:1].islower() or after.lstrip("+(")[:1].isdecimal()):
             return None  # "Max." at the end of a sentence is a name
-        is_name = found[0] == "M." and after == "et" or after[:1].isupper() if found[0] in unsure else after[:1].isalpha() or found[0][-1] in "ᵉʳˢ"
+        is_name = (
+            found[0] == "M." and after == "et" or after[:1].isupper()
+            if found[0] in unsure
+            else after[:1].isalpha() or found[0][-1] in "ᵉʳˢ"
+        )
         previous = (found.head.split() or [found.around.before])[-1]
         initial = len(found[0]) == 2 and previous[:1].isupper() and previous not in known  # Franklin D. Roosevelt
         if table == "titles" and (not is_name or initial):

@@ -15,7 +15,11 @@ def durations(spoken: Spoken, rule: Rules) -> None:
 
     def say(hours: str | None, minutes: str | None, seconds: str | None) -> str | None:
         values = [re.sub("^0+(?=\\d)", "", (value or "").replace(",", ".")) for value in (hours, minutes, seconds)]
-        if any(value and float(value) >= 60 for value, larger in zip(values[1:], (hours, hours or minutes)) if larger):
+        if any(
+            value and float(value) >= 60
+            for value, larger in zip(values[1:], (hours, hours or minutes), strict=True)
+            if larger
+        ):
             return None
         given = zip(values, spoken.duration_units, strict=True)
         parts = [spoken.lasting(value, unit) for value, unit in given if value and (float(value) or not hours)]

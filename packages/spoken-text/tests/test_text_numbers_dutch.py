@@ -7,6 +7,7 @@ from test_text_stream import in_pieces
 from spoken_text.normalize import NormalizerStream
 
 ROWS = [
+    ("abbreviation", NL, "4 mnd, 500 inw./km²", "vier maanden, vijfhonderd inwoners per vierkante kilometer"),
     ("aantal", NL, "Ik heb 1 appel en 21 peren.", "Ik heb één appel en eenentwintig peren."),
     ("aantal", NL, "Er waren 1.500 mensen en 150 000 banen.",
      "Er waren vijftienhonderd mensen en honderdvijftigduizend banen."),

@@ -4,6 +4,17 @@ import pytest
 from test_text_rules import DE, normalized
 
 ROWS = [
+    ("ordinal", DE, "des späten 15. Jahrhunderts", "des späten fünfzehnten Jahrhunderts"),
+    ("ordinal", DE, "das frühe 5. vorchristliche Jahrhundert", "das frühe fünfte vorchristliche Jahrhundert"),
+    ("king", DE, "Richard III., wurde", "Richard der Dritte, wurde"),
+    ("king", DE, "zur Zeit von Thutmosis III. fast", "zur Zeit von Thutmosis dem Dritten fast"),
+    ("king", DE, "Rocky II und Kapitel III. und", "Rocky zwei und Kapitel drei und"),
+    ("date", DE, "DEN HAAG, 5. November", "DEN HAAG, fünfter November"),
+    ("era", DE, "um 512 - 511 v. Chr.", "um fünfhundertzwölf bis fünfhundertelf vor Christus."),
+    ("half", DE, "vor 1/2h", "vor einer halben Stunde"),
+    ("one", DE, "rund 1 mal pro Jahr", "rund ein mal pro Jahr"),
+    ("unit", DE, "eine Reihe von B-29s", "eine Reihe von B-neunundzwanzig s"),
+    ("phone", DE, "Tel. 07561 / 3128", "Telefon null sieben fünf sechs eins, drei eins zwei acht"),
     ("Abkürzung", DE, "Das steht in Nr. 5 auf S. 12.", "Das steht in Nummer fünf auf Seite zwölf."),
     ("Abkürzung", DE, "Nach § 3 Abs. 2 BGB gilt das.", "Nach Paragraf drei Absatz zwei BGB gilt das."),
     ("Abkürzung", DE, "Siehe §§ 3-5 und Art. 1 Abs. 1 S. 2 GG.",

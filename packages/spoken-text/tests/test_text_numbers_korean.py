@@ -4,6 +4,10 @@ import pytest
 from test_text_rules import KO, normalized
 
 ROWS = [
+    ("chapter", KO, "마태복음 17장의", "마태복음 십칠장의"),
+    ("year", KO, "기원전 512 - 511년", "기원전 오백십이에서 오백십일년"),
+    ("mixed", KO, "2천2백1십억", "이천이백십억"),
+    ("particle", KO, "시장은 50개뿐이었다.", "시장은 쉰 개뿐이었다."),
     ("range", KO, "회의는 3월 5일~8일에 열립니다.", "회의는 삼월 오일에서 팔일에 열립니다."),
     ("range", KO, "6~10월", "유월에서 시월"),
     ("range", KO, "1~3월", "일월에서 삼월"),

@@ -41,7 +41,9 @@ class Language(Romance):
         rule(".", hours, lambda f: f"{self.at_time(f[1], f[2])}-{self.at_time(f[3], f[4])}")
         has = r"(?<![\w.,])(\d{1,4}) ha$"  # l'articolo 134 ha luogo: a verb
         others = ("di", "e", "a", "con", "in", "circa")
-        rule("h", has, lambda f: f"{self.cardinal(f[1])} ha" if f.after[:1].islower() and f.after not in others else None)
+        rule(
+            "h", has, lambda f: f"{self.cardinal(f[1])} ha" if f.after[:1].islower() and f.after not in others else None
+        )
         free = r"(?<![\w.,:/-])800 \d{3} \d{3}(?![\w]| \d|[.,]\d)"
         called = self.words("called")
         rule(" ", free, lambda f: self.dialled(f) if f.before in called else None)

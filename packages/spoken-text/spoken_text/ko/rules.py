@@ -62,7 +62,7 @@ class Language(EastAsian):
 
         to = rf"(?: ?{DASH} ?제?(\d{{1,4}}))?(?!\d|[.,]\d)"
         rule("제", rf"(?<=(?<![가-힣])제)(\d{{1,4}}){to}", ordinal)
-        several = r"(?<![\w.,])(?:[1-9][천백십]){2,3}"  # 2천2백1십억
+        several = r"(?<![\w.,])(?:[1-9][천백십]){3}"  # 2천2백1십억
         rule("천백십", several, lambda f: re.sub(r"\d", lambda one: "" if one[0] == "1" else say(one[0]), f[0]))
         years = r"(?<![\w.,/-])(\d{1,4}) ?[-–] ?(\d{1,4})(?=년)"
         rule("-–", years, lambda f: f"{say(f[1])}{self.to} {say(f[2])}")

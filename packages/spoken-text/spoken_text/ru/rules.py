@@ -320,7 +320,7 @@ class Language(European):
             is_item = re.match(names, behind) and not re.match("°|град|мороз|гр\\. ?[CС]|или|для|при", behind)
             return "– " if found.around.begins and is_item else None
 
-        rule("ч", r"(?<=\d )чел\. ?(?=/)", lambda f: "чел")
+        rule("ч", r"(?<=\d )чел\.? ?/ *(?=к?м)", lambda f: "чел /")
         rule("N", r"(?<!\w)No\.? ?(?=\d)", lambda f: "№ ")
         rule("х", r"(?<=\d)( ?)х ?(?=\d)", lambda f: f"{f[1]}x{f[1]}")
         rule(
