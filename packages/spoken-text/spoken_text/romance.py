@@ -111,8 +111,8 @@ class Romance(European):
     def gender_at(self, noun: str, before: str, value: str, is_one: bool) -> str:
         """The gender of the noun behind a number, also by the word before."""
         known = self.gender(noun)
-        if before in _FEMININE_BEFORE and not is_one and self.code in ("es", "pt") and known != "f":
-            known = "f" if self.words("masculine").isdisjoint(self.singulars(noun or "-")) else known
+        if noun and before in _FEMININE_BEFORE and not is_one and self.code in ("es", "pt") and known != "f":
+            known = "f" if self.words("masculine").isdisjoint(self.singulars(noun)) else known
         listed = self.words("feminine") | self.words("masculine")
         if self.code != "it" and known and (noun[-1] in "sx") == is_one and noun not in listed:
             known = ""

@@ -22,6 +22,7 @@ ROWS = [
     ("phone", EN, "TX 78712-1179 512-232-2787 now",
      "TX seven eight seven one two, one one seven nine five one two, two three two, two seven eight seven now"),
     ("unit", EN, "5 million km² at 24º C", "five million square kilometers at twenty-four degrees Celsius"),
+    ("label", EN, "Directive 96/23 on", "Directive ninety-six slash twenty-three on"),
     ("label", EN, "Case 22-506", "Case twenty-two five zero six"),
     ("citation", EN, "as shown [3 – 5]; see", "as shown ; see"),
     ("abbreviation", EN, "Please read No. 5 before Monday.", "Please read number five before Monday."),

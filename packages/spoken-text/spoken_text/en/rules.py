@@ -180,6 +180,9 @@ class Language(Germanic):
             whole = f"{self.cardinal(found[1])} and " if found[1] else ""
             return f"{whole}{self.cardinal(found[2])} {self.table('small_parts')[found[3]]}{'s' if top > 1 else ''}"
 
+        law = r"(?<![\w.,:/–-])(\d{1,4})/(\d{1,4})(?![\w/]|[.,]\d)"
+        laws, link = self.words("laws"), f" {self.slash} "
+        rule("/", law, lambda f: link.join(map(self.cardinal, (f[1], f[2]))) if f.before in laws else None)
         self.issues(rule)
         ones = r"(?<![\w.,/:–-])1/([2-9]0|1000)(?![\w/]|[.,]\d|-\d)"
         rule("/", ones, lambda f: f"one {self.ordinal(f[1])}".replace("one thousandth", "thousandth"))

@@ -47,7 +47,8 @@ class Language(Romance):
         return super().clock_at(found)
 
     def _is_hour(self, found: Found) -> bool:
-        return (found.head.split() or [found.around.earlier])[-2:-1] == ["a"] or found.around.earlier == "a"
+        earlier = [found.around.earlier, found.around.before, *found.head.split()][-2]
+        return earlier in ("a", "de", "desde", "hasta", "sobre")
 
     def _of_day(self, found: Found) -> str:
         """5:02 p. m.: cinco y dos de la tarde"""

@@ -16,7 +16,7 @@ _VERBS = ("л", "лся", "ть", "т", "м", "ёт", "сь")
 _TENTHS = {1: "десят", 2: "сот", 3: "тысячн"}
 _ROMAN = r"[IVXХ]{1,8}"
 _YEAR = r"(?:1\d|20)\d\d"
-_OF_YEAR = r"(?: (\d{4}|\d{1,3}(?= года\b| г\.? до ))(?:-го)?(?: года\b| г\.| г\b)?(?!\d))?"
+_OF_YEAR = r"(?: (\d{4}|\d{1,3}(?= года\b| г\.? до ))(?:-го)?(?: года\b| ?г\.| ?г\b)?(?!\d))?"
 _LINKS = ("и", "или", "--", "–", "—")
 
 
@@ -100,7 +100,11 @@ class Language(European):
             return "i"
         if end.endswith("м") and re.search("[ая]м$", after):
             return "d"
-        is_many = number[-1] == "0" and not end.endswith("ье") or re.fullmatch("[а-яё]{3,}(?:ы|[ыи]е)", after)
+        is_many = (
+            number[-1] == "0"
+            and not (end.endswith("ье") or re.search("(?:о|[оие]е)$", after))
+            or re.fullmatch("[а-яё]{3,}(?:ы|[ыи]е)", after)
+        )
         return "n" if end == "и" or (end.endswith("е") and is_many) else ""
 
     def _is_instrumental(self, found: Found) -> bool:
@@ -320,6 +324,24 @@ class Language(European):
             is_item = re.match(names, behind) and not re.match("°|град|мороз|гр\\. ?[CС]|или|для|при", behind)
             return "– " if found.around.begins and is_item else None
 
+        part = r"((?:ст\.|п\.|стать[а-я]+) ?\d[\d.]*) ч\. ?(?=\d)"
+        rule("ч", part, lambda f: f"{f[1]} часть ")
+        article = r"(?<![\w.,:/-])(\d{1,4})\.(\d{1,2})(?!\w|[.,]\d)"
+        laws = (
+            "статья",
+            "статьи",
+            "статье",
+            "статью",
+            "статьёй",
+            "статей",
+            "статьям",
+            "пункт",
+            "пункте",
+            "пункта",
+            "ст.",
+            "п.",
+        )
+        rule(".", article, lambda f: f"{self.cardinal(f[1])} {self.dot} {f[2]}" if f.before in laws else None)
         rule("ч", r"(?<=\d )чел\.? ?/ *(?=к?м)", lambda f: "чел /")
         rule("N", r"(?<!\w)No\.? ?(?=\d)", lambda f: "№ ")
         rule("х", r"(?<=\d)( ?)х ?(?=\d)", lambda f: f"{f[1]}x{f[1]}")
@@ -373,6 +395,8 @@ class Language(European):
     def agree(self, found: Found, value: str, said: str, in_range: bool = False) -> str:
         """A number in the case and gender of what stands around it."""
         before, words = found.before, self._behind(found)
+        if before == "числе" and "том" in (found.around.earlier, *found.head.split()[-2:-1]):
+            before = ""  # в том числе 112
         if re.search(r"[^\W\d_]-$", found.head):  # Формула-1
             return said
         is_year = re.fullmatch(r"1[1-9]\d\d|20\d\d", value) and not in_range and found[0][0] not in "-−"
@@ -576,7 +600,7 @@ class Language(European):
         percent = r"(?<![\w.,–-])([1-9]\d{0,3}) ?%-(?=н[а-яё]+)"
         rule("%", percent, lambda f: Kept(self._compound(f) + "процент"))
         rule(",", rf"(?<![\w.,–-])1,5-(?={adjective})", lambda f: Kept("полутора"))
-        counted = r"(?<![\w.,-])(?!3-и)(\d{1,3})-(ти|и|мя|тью|ью)(?!\w)"
+        counted = r"(?<![\w.,-])(?!3-и)(\d{1,3})-(ти|и|мя|тью|ью|(?<=[78]-)ми)(?!\w)(?! [а-яё]+ми(?!\w))"
         rule("-", counted, lambda f: number(f[1], "g" if f[2][-1] == "и" else "i"))
         rule("+", r"(?<![\w.,])(\d{1,2})\+(?=\s|$|[,.;:!?)])", lambda f: f"{self.cardinal(f[1])} плюс")
 
@@ -605,7 +629,7 @@ class Language(European):
         if found[1] == "1":
             return Kept("одно")
         said = num2words(int(found[1]), lang="ru", case="g").removeprefix("одной ")
-        instead = {"ста": "сто", "девяноста": "девяносто", "тысячи": "тысяче", "тысяч": "тысяче"}
+        instead = {"одного": "одно", "ста": "сто", "девяноста": "девяносто", "тысячи": "тысяче", "тысяч": "тысяче"}
         return Kept("".join(instead.get(word, word) for word in said.split()))
 
     def _sized(self, found: Found) -> str | None:
@@ -803,7 +827,7 @@ class Language(European):
             noun = written if written not in ("г", "г.") else self.table("year")[case]
             return f"{self._year(year, case)} {noun}{found.stop(written)}"
 
-        @rule("г", rf"(?<![\w.,:/-])([1-9]0|1\d\d0|20\d0) ?{years}")
+        @rule("г", r"(?<![\w.,:/-])([2-9]0|1\d\d0|20\d0) ?(гг\.|гг|год(?:ы|ах|ов))(?!\w)")
         def decade(found: Found) -> str:
             """в 70 годы"""
             case = case_of(found, found[2])
