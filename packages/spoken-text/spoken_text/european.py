@@ -19,7 +19,7 @@ _BEHIND = frozenset("+ = × ÷ · * x х / - −".split())
 MAY_BE_ROMAN = (
     r"\b[IVX]{1,8}(?:er|re|e|i?èmes?)\b|\b[IVXLХ]{2,8}\b"
     r"|\b[IVXLХ] (?:[Ss]ec|[Gg]uerra|[Rr]ep|в|[Ee]di[czç]|[Dd]inast|[Cc]on[gc]|[Aa]n|Reich|[Cc][uú][mp]|[Cc]ent|[Mm]un)"
-    r"|\b[IVXХ] миров|\b[IVXХ] и [IVXХ]|\b[IVXL]{1,8}(?:th|\.) "
+    r"|\b[IVXХ] [а-я]|\b[IVX] d[eoa]\b|\b[IVXL]{1,8}(?:th|\.) "
     r"|\b(?:siglos?|s|ss|séculos?|sécs?|sec|secc|secol[oi])\.? [IVXL]"
 )
 """What `figures.before_roman` looks for as well."""
