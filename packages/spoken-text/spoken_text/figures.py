@@ -109,8 +109,6 @@ def fractions(spoken: Spoken, rule: Rules) -> None:
     def say(found: Found, is_any: bool) -> str | None:
         whole, written = found[1], VULGAR.get(found[2], found[2])
         top, bottom = (int(figure) for figure in written.split("/"))
-        if not top:
-            return None
         said = spoken.part(top, bottom) if 0 < top < bottom <= 10 and gcd(top, bottom) == 1 else None
         said = said or (spoken.fraction(top, bottom) if is_any else None)
         if not said:

@@ -85,7 +85,7 @@ def words(spoken: Spoken, rule: Rules) -> None:
             else after[:1].isalpha() or found[0][-1] in "ᵉʳˢ"
         )
         previous = (found.head.split() or [found.around.before])[-1]
-        initial = len(found[0]) == 2 and previous[:1].isupper() and previous not in known  # Franklin D. Roosevelt
+        initial = found[0] == "D." and previous[:1].isupper() and previous not in known  # Franklin D. Roosevelt
         if table == "titles" and (not is_name or initial):
             return None
         said = said if found[0][0].islower() or not said[0].islower() else said[0].upper() + said[1:]

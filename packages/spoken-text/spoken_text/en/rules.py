@@ -225,7 +225,7 @@ class Language(Germanic):
     def _periods(self, rule: Rules) -> None:
         named = r"(?:(?<=[A-Z])|(?<=[A-Z][-–])|(?<=[A-Za-z]{2}[-–]))(\d{1,3})s\b"
         rule("s", named, lambda f: self._many(self.cardinal(f[1])))  # F-16s
-        rule("s", r"(?<![\w.,])((?:1[1-9]|20)\d0)s(?=$|[.,;:!?)]*$)", lambda f: self._many(self.year(f[1])))
+        rule("s", r"(?<![\w.,–-])((?:1[1-9]|20)\d0)s(?=$|[.,;:!?)]*$)", lambda f: self._many(self.year(f[1])))
         jets = r"(?<![\w.,])7([0-8]7)s\b"
         rule("s", jets, lambda f: f"seven {'oh ' * (f[1][0] == '0')}{self._many(self.cardinal(str(int(f[1]))))}")
 

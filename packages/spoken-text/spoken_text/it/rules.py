@@ -39,6 +39,11 @@ class Language(Romance):
         rule("h", r"(?<!\w)h\.? ?(?=\d)", lambda f: "ore ")
         hours = r"(?<![\w.,:/-])(\d\d?)\.([0-5]\d) ?[-–] ?(\d\d?)\.([0-5]\d)(?![\w]|[.,]\d)"
         rule(".", hours, lambda f: f"{self.at_time(f[1], f[2])}-{self.at_time(f[3], f[4])}")
+        rule(
+            "/",
+            r"(?<![\w.,:/-])0/(\d\d?)(?![\w/])",
+            lambda f: f"{self.cardinal('0')} {self.slash} {self.cardinal(f[1])}",
+        )
         nth = r"(?<![\w.,])(\d{1,6})-?esim([oaie])(?!\w)"  # 96esima
         rule("e", nth, lambda f: self.ordinal(f[1])[:-1] + f[2])
         has = r"(?<![\w.,])(\d{1,4}) ha$"  # l'articolo 134 ha luogo: a verb
