@@ -136,6 +136,7 @@ def years_behind_words(spoken: Spoken, rule: Rules) -> None:
         if word in ("and", "to"):  # between 1990 and 1995
             linked = bool(re.fullmatch(r"1[5-9]\d\d|20\d\d", found.around.earlier))
         linked |= word == "of" and found.around.earlier in spoken.words("seasons")
+        linked |= word == "about" and found.around.earlier in spoken.words("years") and not spoken.is_counted(found)
         year = int(found[1])
         sure = linked or word == "in" and spoken.code == "en" and not found.after.endswith("s")
         is_early = year < 1100 and not (year > 1000 and sure)  # in 1066

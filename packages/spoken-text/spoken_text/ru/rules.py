@@ -388,7 +388,11 @@ class Language(European):
         )
         rule(":", r"(?<=\d,\d):(?=\d,\d(?!\d))", lambda f: " – ")
         season = r"(?<![\w.,:/-])((?:19|20)\d\d)/((?:19|20)?\d\d)(?![\w/]|[.,]\d)"
-        rule("/", season, lambda f: f"{self.cardinal(f[1])} – {self.cardinal(f[2])}" if f[2][-2:] > f[1][2:] else None)
+
+        @rule("/", season)
+        def of_season(found: Found) -> str | None:
+            first, last = found[1], found[2] if found[2][0] != "0" else found[1][:2] + found[2]
+            return f"{self.cardinal(first)} – {self.cardinal(last)}" if last[-2:] > first[2:] else None
 
     # ---------------------------------------------------------------- counts
 
@@ -574,6 +578,7 @@ class Language(European):
         rule(",", rf"(?<![\w.,:/-]){HOUR},00(?![\w%]|[.,:/-]\d| ?[$€₽%])", self._oclock)
         both = rf"(?<![\w.,:/-]){HOUR}\.{MINUTE} (до|по) {HOUR}\.{MINUTE}(?!\w|[.,:/-]\d)"
         rule(".", both, lambda f: f"{f[1]}:{f[2]} {f[3]} {f[4]}:{f[5]}" if f.before in ("с", "со") else None)
+        rule(".", rf"(?<![\w.,:/-]){HOUR}\.{MINUTE}(?![\w%]|[.,:/-]\d)", self._dotted_time)
         rule(":", r"(?<=\d:\d )\((\d\d):(\d\d)", lambda f: f"({self.ratio(f)}")
         rule("", r"(?<![\w.,:/-])(\d\d?)$", self._day_of_month)
         rule(":", rf"(?<![\w.,:/-]){clock} ?{DASH} ?{clock}(?![\w:/]|[.,]\d)", self._span)
@@ -652,6 +657,17 @@ class Language(European):
             return self.ordinal(found[1], case="p")
         case = {"числа": "g", "число": "n", "числу": "d", "числом": "i"}.get(found.after)
         return self.ordinal(found[1], gender="n", case=case) if case and 1 <= int(found[1]) <= 31 else None
+
+    def _dotted_time(self, found: Found) -> str | None:
+        """около 21.00 по местному времени"""
+        known = found.before in ("около", "после", "до", "к", "с") and found.after in (
+            "по",
+            "мск",
+            "утра",
+            "вечера",
+            "дня",
+        )
+        return f"{found[1]}:{found[2]}" if known else None
 
     def _oclock(self, found: Found) -> str | None:
         """в 21,00"""
@@ -857,7 +873,9 @@ class Language(European):
             if (
                 not case
                 and found[1][2:] != "00"
-                and (end == ")" or end[:1] in (",", ";") and "(" in found.match.string or is_name and end[:1] == ",")
+                and (
+                    end[:1] == ")" or end[:1] in (",", ";") and "(" in found.match.string or is_name and end[:1] == ","
+                )
             ):
                 case = "n"  # (Париж, 1935)
             if not case and found.around.begins and not (found.head or end or after):
