@@ -107,6 +107,7 @@ def words(spoken: Spoken, rule: Rules) -> None:
 def numbers(spoken: Spoken, rule: Rules) -> None:
     """Before the rules of the language."""
     before, _ = _BESIDE
+    rule("⁄", r"(?<=\d)⁄(?=\d)", lambda f: "/")
     if spoken.decimal == ".":  # $1,5 may be anything
         odd = rf"(?<![\w.,])[-−]?(?:\d+,\d(?!\d) ?(?:{SIGN})|(?:{SIGN})[-−]?\d+,\d(?!\d))\S*"
         rule(INITIALS, odd, keep)

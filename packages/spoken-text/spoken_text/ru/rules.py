@@ -87,7 +87,9 @@ class Language(European):
         is_pair = noun and adjective[-2:] in ("ой", "ей") and re.search("(?:[иыею]|ой|ией)$", noun)
         ends_oblique = re.search("[а-яё]{2}(?:[ыеу]|[кит]и)$", adjective) and not re.search("[ыи]е$", adjective)
         is_noun = ends_oblique and adjective not in self.words("no_noun")  # 80-й годовщины
-        oblique = end == "й" and (bool(is_pair or is_noun) or self._is_oblique(adjective))
+        rules_it = found.before in self.words("genitive") or found.before in ("с", "к", "ко")
+        rules_it |= bool(re.search("[а-яё]{3}(?:ой|ей)$", found.before))  # от 99-й автомагистрали
+        oblique = end == "й" and (bool(rules_it or is_pair or is_noun) or self._is_oblique(adjective))
         return self.ordinal(
             number, **({"gender": "f", "case": "g"} if oblique else self.table("ordinal_forms").get(end, {}))
         )
@@ -327,21 +329,7 @@ class Language(European):
         part = r"((?:ст\.|п\.|стать[а-я]+) ?\d[\d.]*) ч\. ?(?=\d)"
         rule("ч", part, lambda f: f"{f[1]} часть ")
         article = r"(?<![\w.,:/-])(\d{1,4})\.(\d{1,2})(?!\w|[.,]\d)"
-        laws = (
-            "статья",
-            "статьи",
-            "статье",
-            "статью",
-            "статьёй",
-            "статей",
-            "статьям",
-            "пункт",
-            "пункте",
-            "пункта",
-            "ст.",
-            "п.",
-        )
-        rule(".", article, lambda f: f"{self.cardinal(f[1])} {self.dot} {f[2]}" if f.before in laws else None)
+        rule(".", article, lambda f: f"{f[1]} {self.dot} {f[2]}" if self._is_numbered(f) else None)
         rule("ч", r"(?<=\d )чел\.? ?/ *(?=к?м)", lambda f: "чел /")
         rule("N", r"(?<!\w)No\.? ?(?=\d)", lambda f: "№ ")
         rule("х", r"(?<=\d)( ?)х ?(?=\d)", lambda f: f"{f[1]}x{f[1]}")
@@ -401,7 +389,7 @@ class Language(European):
         before, words = found.before, self._behind(found)
         if before == "числе" and "том" in (found.around.earlier, *found.head.split()[-2:-1]):
             before = ""  # в том числе 112
-        if re.search(r"[^\W\d_]-$", found.head):  # Формула-1
+        if re.search(r"[^\W\d_]-?$", found.head):  # Формула-1, СО2
             return said
         is_year = re.fullmatch(r"1[1-9]\d\d|20\d\d", value) and not in_range and found[0][0] not in "-−"
         if is_year and before in self.words("genitive") and found.after in ("по", "до"):
@@ -597,6 +585,8 @@ class Language(European):
         rule(".", r"(?<![\w.,:/·-])[1-9]\d{0,2}\.\d{3}(?![\w.,:/·-])", keep)  # thousands or thousandths
         rule(",", r"(?<![\w.,])(?!1,5-)\d+,\d+(?=-[а-яё])", keep)
         rule("/", r"(?<![\w.,:/–-])1/([2-9])(?![\w/]|[.,]\d|-\d)", self._part)
+        grouped = rf"(?<![\w.,–-])(\d{{1,2}}) (000)(?=-(?:{self.any_of('compounds')}))"
+        rule(" ", grouped, lambda f: f[1] + f[2])
         rule("", rf"(?<![\w.,–-])([1-9]\d{{0,3}})-?(?=(?:{self.any_of('compounds')}))", self._compound)
         adjective = "[а-яё]{3,}(?:[ыио]й|[ая]я|[ыио]е|ее|[оеы]го|[ое]му|[ыи]м|[ое]м|[ую]ю|[ыи]х|[ыи]ми)(?!\\w)"
         rule("-", rf"(?<![\w.,–-])([1-9]\d{{0,3}})-(?={adjective})", self._compound)
@@ -668,6 +658,11 @@ class Language(European):
             "дня",
         )
         return f"{found[1]}:{found[2]}" if known else None
+
+    def _is_numbered(self, found: Found) -> bool:
+        """статья 205.1, на рисунке 2.21"""
+        stems = ("стать", "статей", "пункт", "рис", "таблиц", "раздел", "глав")
+        return found.before.startswith(stems) or found.before in ("ст.", "п.", "табл.", "гл.")
 
     def _oclock(self, found: Found) -> str | None:
         """в 21,00"""
@@ -773,9 +768,9 @@ class Language(European):
             return re.sub(r"\d+", lambda figure: f"{figure[0]}-{end}", found[1])
 
     def years_first(self, rule: Rules) -> None:
-        any_year, years = r"([1-9]\d{0,2}|1\d{3}|20\d\d)", r"(гг\.|гг|год(?:ы|ах|ов|ам|ами))(?!\w)"
+        any_year, years = r"(0?[1-9]\d{0,2}|1\d{3}|20\d\d)", r"(гг\.|гг|год(?:ы|ах|ов|ам|ами))(?!\w)"
 
-        span_years = years.replace("ами)", r"ами|(?<=\d\d\d год)[ау])")
+        span_years = years.replace("ами)", "ами|а|у)")
 
         def case_of(found: Found, noun: str) -> str:
             before = found.before
@@ -785,10 +780,13 @@ class Language(European):
             return self.table("cases_of_years").get(noun.removeprefix("год"), inside)
 
         @rule("г", rf"(?<![\w.,:/-]){any_year} ?{DASH} ?{any_year} ?{span_years}")
-        def span(found: Found) -> str:
+        def span(found: Found) -> str | None:
+            if found[3] in ("года", "году") and len(found[1]) < 3:  # 2-3 года
+                return None
             case = case_of(found, found[3])
             noun = f"{self.table('years')[case]}{found.stop(found[3])}"
-            return f"{self._year(found[1], case)} – {self._year(found[2], case)} {noun}"
+            last = found[2] if found[2][0] != "0" else found[1][:2] + found[2]  # 2001–02 годов
+            return f"{self._year(found[1], case)} – {self._year(last, case)} {noun}"
 
         ends = r"(год(?:ах|ов|ами|ам|ы|а|у|ом|)|гг\.|г\.)(?!\w)"
         chain = rf"(?<![\w.,:/-])({_YEAR}(?:, {_YEAR})*) ({'|'.join(_LINKS)}) ({_YEAR}) {ends}"
@@ -808,6 +806,12 @@ class Language(European):
             goes_on = found.before == "и" or found.before in self.words("year_months")
             return f"{self._year(found[1], case_of(found, found[2]))} {found[2]}" if goes_on else None
 
+        @rule("г", r"(?<![\w.,:/-])([1-9]\d{2,3}) по ([1-9]\d{2,3}) (г\.|год)(?!\w)")
+        def lasting(found: Found) -> str | None:
+            if found.before not in ("с", "со"):
+                return None
+            return f"{self._year(found[1], 'g')} по {self._year(found[2], 'n')} год{found.stop(found[3])}"
+
         @rule("г", rf"(?<=по ){any_year} ?(гг\.|гг|годы)(?!\w)")
         def last(found: Found) -> str:
             return f"{self._year(found[1], 'n')} {self.table('years')['n']}{found.stop(found[2])}"
@@ -823,7 +827,7 @@ class Language(European):
             era = re.match(" (?:до )?нашей эры", found.rest)
             if (
                 int(year) < 1000
-                and written != "году"
+                and written not in ("году", "годом" if int(year) > 31 else "")
                 and not (era or (before in ("в", "во") and written == "г." and int(year) % 50))
             ):
                 return None
@@ -850,6 +854,19 @@ class Language(European):
             noun = f"{self.table('years')[case]}{found.stop(found[2])}"
             said = num2words(int(found[1]), lang="ru", to="ordinal", plural=True, case="g" if case == "p" else case)
             return f"{said.removeprefix('одна ')} {noun}"
+
+        @rule("(", r"(?<=\()(\d{3,4}) ?[-–] ?(\d{3,4})(?=\))")
+        def life(found: Found) -> str | None:
+            """(973–1050)"""
+            years = [self._year(found[group], "n") for group in (1, 2)]
+            is_life = 0 < int(found[2]) - int(found[1]) < 110 and int(found[2]) < 2050 and int(found[1]) % 100
+            return " – ".join(years) if is_life else None
+
+        @rule("", rf"(?<![\w.,:/-])({_YEAR})$")
+        def taught(found: Found) -> str | None:
+            """2019 учебный год"""
+            kind = re.fullmatch("(?:учебн|финансов|календарн|бюджетн)(ый|ого|ом|ому)", found.after)
+            return self._year(found[1], {"ый": "n", "ого": "g", "ом": "p", "ому": "d"}[kind[1]]) if kind else None
 
         beside = rf"(?<=\()({_YEAR}(?:[,;] {_YEAR})+)(?=\))"
         rule("(", beside, lambda f: re.sub(_YEAR, lambda year: self._year(year[0], "n"), f[1]))
