@@ -107,6 +107,9 @@ def words(spoken: Spoken, rule: Rules) -> None:
 def numbers(spoken: Spoken, rule: Rules) -> None:
     """Before the rules of the language."""
     before, _ = _BESIDE
+    if spoken.decimal == ",":
+        thousands = r"(?<![\w.,])[1-9]\d{0,2}(?:,000)+(?![\w,]|\.\d)"
+        rule(",", thousands, lambda f: f[0].replace(",", ""))
     rule("⁄", r"(?<=\d)⁄(?=\d)", lambda f: "/")
     if spoken.decimal == ".":  # $1,5 may be anything
         odd = rf"(?<![\w.,])[-−]?(?:\d+,\d(?!\d) ?(?:{SIGN})|(?:{SIGN})[-−]?\d+,\d(?!\d))\S*"

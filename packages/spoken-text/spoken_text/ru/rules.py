@@ -13,6 +13,7 @@ _ADJECTIVE = re.compile(r"[а-яё]{2,}(?:ых|их|ым|им|ыми|ими|ые
 _ADJECTIVE_ONE = re.compile(r"[а-яё]{2,}(?:ый|ий|ой|ая|яя|ое|ее|ого|его|ую|юю)")
 _ACCUSATIVE = str.maketrans("ая", "ую")
 _VERBS = ("л", "лся", "ть", "т", "м", "ёт", "сь")
+_PAST = ("л", "ла", "ло", "ли", "лся", "лась", "лось", "лись")
 _TENTHS = {1: "десят", 2: "сот", 3: "тысячн"}
 _ROMAN = r"[IVXХ]{1,8}"
 _YEAR = r"(?:1\d|20)\d\d"
@@ -116,7 +117,7 @@ class Language(European):
         if found.before in self.words("inside") or found.before in ("на", "по") or re.search("[еу]$", found.after):
             return False
         return bool(re.search("[ыи]м$", found[0]) or re.search("[оеыи]м$|ью$", found.after)) or (
-            found.before.endswith(("л", "ла", "ло", "ли", "лся", "лась", "лись", "ть", "ться"))
+            found.before.endswith((*_PAST, "ть", "ться"))
         )
 
     def per_one(self, unit: str, gender: str) -> str:
@@ -147,7 +148,7 @@ class Language(European):
     def _ruler(self, found: Found, noun: str, goes_on: bool = True) -> str:
         """The word before a number, or the preposition that goes on behind "и": из 5 человек и 3 собак."""
         before, around = found.before, found.around
-        earlier = "" if found.head else around.earlier.lower()
+        earlier = [around.earlier, around.before, *found.head.split()][-2].lower()
         if before in self.words("about") or (earlier, before) == ("том", "числе"):  # более чем 5, до примерно 5
             before = earlier.replace("том", "")
         if (
@@ -261,7 +262,7 @@ class Language(European):
         if re.fullmatch(rf"[(«]?{_YEAR},?", held):  # 1998, 2003 и 2010 годах
             if held[-1] != "," and word in _LINKS or re.fullmatch(_YEAR, word):
                 return True
-        if re.search(r"\d-й$", held) and re.fullmatch("[а-яё]{2,}[ое]й", word):  # 1-й пехотной дивизией
+        if re.search(r"\d-й$", held) and re.fullmatch("[А-ЯЁа-яё]{2,}[ое]й", word):  # 1-й пехотной дивизией
             return True
         if re.search(rf"(?:^|[(«\"–—-]){_ROMAN}$", held):
             return word in ("в", "вв", *self.table("century_cases"), "и", "по")
@@ -273,7 +274,7 @@ class Language(European):
             return True
         if not held[-1].isdecimal():
             goes_on = held in ("по", "до", "на", "из", "х", *_LINKS) and word[:1].isdigit()
-            return goes_on or held == "кв." and word in ("м", "км")
+            return goes_on or held == "кв." and word in ("м", "км", "миль", "километров", "метров", "футов")
         if (
             re.match(r"(?:руб|долл)\.?/", word)
             or word in ("х", "--", "—", "ст", "ст.л", "ч.л")
@@ -483,7 +484,7 @@ class Language(European):
             return ("g" if before in self.words("genitive") else "p"), "m"
         if before in ("к", "ко"):
             return "d", "m"
-        if few and (re.search("[оеё]в$|ей$", noun) or noun in self.words("few_genitive")):
+        if few and len(value) < 5 and (re.search("[оеё]в$|ей$", noun) or noun in self.words("few_genitive")):
             return "g", "m"
         if value[-1] == "2" and few:
             singulars = {re.sub("[ыи]$", end, noun) for end in ("а", "я", "ь")}
@@ -577,6 +578,7 @@ class Language(European):
         year, ends = r"(1[1-9]\d\d|20\d\d)", r"(?![\w%]|[.,]\d|[:/–-]\d| ?(?:г|[$€₽°%]))"
         rule("-–", rf"(?<![\w.,:/-]){year} ?[–-] ?{year}{ends}", self._years)
         rule("-–", rf"(?<![\w.,:/-]){year}[–-](\d\d){ends}", self._years)
+        rule("к", r"(?<=\d )кв\.? (?=миль|километров|метров|футов)", lambda f: "квадратных ")
         rule("к", r"(?:(?<=\d) |/ ?)кв\. ?(к?м)(?!\w)\.?", lambda f: f"{f[0][0]}{f[1]}²{f.stop(f[0])}")
         rule("(", r"(?<=\()(10\d[1-9]|1[1-9]\d\d|20[0-3]\d)(?=\))", lambda f: self._year(f[1], "n"))
         written = r"(?<![\w.,:/-])(?:0[1-9]|[12]\d|3[01])\.(?:0[1-9]|1[0-2])(?![\w]|[.,]\d| ?[%€$₽])"
@@ -881,7 +883,8 @@ class Language(European):
             before, after = found.before.rstrip(")"), found.after
             genitive = self.words("year_genitive") | self.words("year_months")
             case = "g" if before in genitive else self.table("year_cases").get(before)
-            if not "1500" <= found[1] < "2050" and before not in self.words("year_months"):
+            sure = before in self.words("year_months") or before == "в" and after.endswith(_PAST)
+            if not sure and not "1500" <= found[1] < "2050":
                 return None
             if re.search("год[а-я]* или$", found.head):
                 case = "g"  # 28 июня 1927 или 1928?
