@@ -113,7 +113,7 @@ def years(spoken: Spoken, rule: Rules) -> None:
     @rule("-–", short)
     def shortened(found: Found) -> str | None:
         """1990-95, 2003-04"""
-        last = found[2] if found[2][0] != "0" or spoken.code == "en" else found[1][:2] + found[2]
+        last = found[2] if found[2][0] != "0" else found[1][:2] + found[2]
         is_later = found[2] > found[1][2:]
         return f"{spoken.year(found[1])} {spoken.to} {spoken.cardinal(last)}" if is_later else None
 

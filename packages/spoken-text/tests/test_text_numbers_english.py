@@ -8,6 +8,7 @@ ROWS = [
     ("plural", EN, "an iPhone 5s", "an iPhone five S"),
     ("plural", EN, "a 1950s dress", "a nineteen fifties dress"),
     ("year", EN, "In 1066 William came.", "In ten sixty-six William came."),
+    ("year", EN, "its 2001–02 identity", "its two thousand and one to two thousand and two identity"),
     ("year", EN, "by mid-1962", "by mid-nineteen sixty-two"),
     ("year", EN, "512-511 BC", "five twelve to five eleven BC"),
     ("date", EN, "August 11,2000", "August eleventh, two thousand"),

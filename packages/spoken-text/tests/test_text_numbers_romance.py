@@ -13,6 +13,7 @@ ROWS = [
     ("abbreviation", ES, "al n º 19", "al número diecinueve"),
     ("abbreviation", ES, "Franklin D. Roosevelt y D. Juan", "Franklin D. Roosevelt y Don Juan"),
     ("time", ES, "de las 6.30 a las 10", "de las seis treinta a las diez"),
+    ("ordinal", ES, "la 4.a liga", "la cuarta liga"),
     ("ordinal", ES, "el 1ero de octubre", "el primero de octubre"),
     ("ordinal", IT, "alla 96esima, il 31esimo", "alla novantaseiesima, il trentunesimo"),
     ("time", ES, "a las 20.15 en", "a las veinte quince en"),
