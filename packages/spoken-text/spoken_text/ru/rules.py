@@ -330,7 +330,7 @@ class Language(European):
         part = r"((?:ст\.|п\.|стать[а-я]+) ?\d[\d.]*) ч\. ?(?=\d)"
         rule("ч", part, lambda f: f"{f[1]} часть ")
         article = r"(?<![\w.,:/-])(\d{1,4})\.(\d{1,2})(?!\w|[.,]\d)"
-        rule(".", article, lambda f: f"{f[1]} {self.dot} {f[2]}" if self._is_numbered(f) else None)
+        rule(".", article, lambda f: f"{f[1]} {self.dot} {self.said(f[2])}" if self._is_numbered(f) else None)
         rule("ч", r"(?<=\d )чел\.? ?/ *(?=к?м)", lambda f: "чел /")
         rule("N", r"(?<!\w)No\.? ?(?=\d)", lambda f: "№ ")
         rule("х", r"(?<=\d)( ?)х ?(?=\d)", lambda f: f"{f[1]}x{f[1]}")
@@ -470,7 +470,7 @@ class Language(European):
         for case in self._cases_of(before):
             if case in "dip" and case in of_many and "n" not in of_many:  # "евро" is in every case
                 return case, "m"
-        if few and of_many == {"g"} and not of_one:
+        if few and len(value) < 5 and of_many == {"g"} and not of_one:
             return "g", "m"
         if few and len(of_one) == 1 and "a" in self._cases_of(before):
             return "n", of_one.pop().replace("n", "m")
