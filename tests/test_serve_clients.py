@@ -141,7 +141,13 @@ def test_events_tell_words_while_they_are_spoken(server):
     words = [word["word"] for event in events if event["type"] == "speech.audio.words" for word in event["words"]]
     assert words == TEXT.split()
     assert all(event["measured"] for event in events if event["type"] == "speech.audio.words")
-    audio = b"".join(base64.b64decode(event["audio"]) for event in events if event["type"] == "speech.audio.delta")
+    audio, before = b"", 0  # before: without the latest sound
+    for event in events:
+        if event["type"] == "speech.audio.delta":
+            audio, before = audio + base64.b64decode(event["audio"]), len(audio)
+        elif event["type"] == "speech.audio.words":
+            ends = [word["end_ms"] * 48 for word in event["words"]]
+            assert before - 48 <= ends[0] <= ends[-1] <= len(audio) + 48, "as soon as the sound of a word is made"
     assert audio == said(server)
 
 

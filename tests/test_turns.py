@@ -44,6 +44,8 @@ def test_a_part_ends_behind_the_first_sentence_above_its_share():
     parts = cut(text, 48)
     assert parts == ["One two three. Four five six.", "Seven eight. Nine ten. The end."]
     assert cut(text, 1000) == [text]
+    text = "One two three. Four of St. Five. Six. The end."
+    assert cut(text, 38) == ["One two three. Four of St. Five.", "Six. The end."]
 
 
 def test_a_long_sentence_is_cut_behind_a_clause_or_a_word():

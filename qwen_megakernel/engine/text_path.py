@@ -3,9 +3,9 @@
 `TextPath` follows such a head through one utterance. `HeadFinder` looks for one in a checkpoint that names none.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from qwen_megakernel.checkpoint.config import TextHead
 from qwen_megakernel.engine.audio import FRAME_S
 
 _MOST = 3  # tokens that a frame may pass at most; speech takes two frames and more for one
-_SOUNDLESS = 6  # different tokens in a row that may get no attention, as marks do; 4 were seen
+_SOUNDLESS = 6  # different tokens of a row that it may have more than frames, as marks get none; 4 were seen
 _LEAST_SHARE = 0.1  # of a frame's attention, that must be near the path; otherwise the path waits
 
 _FRAMES, _TRIES = 150, 20  # of utterances that ended well, so many frames decide; most utterances that are looked at
@@ -34,7 +34,7 @@ class TextPath(Watch):
         self.starts: list[float] = []
         """When the tokens that have begun did, in seconds of the model's sound, in order."""
         self._offset_s = head.offset_s
-        self._attended: set[int] = set()  # tokens with the most of a frame's attention
+        self._frames_at: Counter[int] = Counter()  # by token: those in which it had the most attention
         self.reached: list[int] = []
         """How many different tokens had had the most of a frame's attention, by each frame that was seen. Where speech
         jumps ahead and comes back, the path waits, and this goes on."""
@@ -46,12 +46,19 @@ class TextPath(Watch):
 
     @property
     def lost(self) -> list[int]:
-        """Numbers of the tokens that speech leaves out if it ends here: rows with more different ones than marks."""
+        """Numbers of the tokens that speech leaves out if it ends here: those without attention, in rows that have so
+        few frames that nobody can say them. What is left of such a row is a mumble."""
         lost: list[int] = []
-        ends = [-1, *sorted(self._attended), len(self.text)]
-        for before, after in pairwise(ends):
-            if len(set(self.text[before + 1 : after])) > _SOUNDLESS:
-                lost += range(before + 1, after)
+        begin, different, frames, most, end = 0, set[int](), 0, 0, 0
+        for number, token in enumerate(self.text):
+            different.add(token)
+            frames += self._frames_at[number]
+            if len(different) - frames >= most:
+                most, end = len(different) - frames, number + 1
+            if len(different) <= frames or number + 1 == len(self.text):
+                if most > _SOUNDLESS:
+                    lost += [row for row in range(begin, end) if not self._frames_at[row]]
+                begin, different, frames, most = number + 1, set(), 0, 0
         return lost
 
     def see(self, told: np.ndarray) -> None:
@@ -71,8 +78,8 @@ class TextPath(Watch):
                 frame = max(0.0, self.frames - min(1.0, max(0.0, back)))
                 self.starts.append(max(0.0, FRAME_S * frame + self._offset_s, *self.starts[-1:]))
             self.first = to
-        self._attended.add(int(most))
-        self.reached.append(len(self._attended))
+        self._frames_at[int(most)] += 1
+        self.reached.append(len(self._frames_at))
         self._before = begins, behind
 
 

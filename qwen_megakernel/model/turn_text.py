@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from spoken_text.cutting import bytes_of
+from spoken_text.cutting import bytes_of, is_abbreviation
 from spoken_text.front_end import Reading, TextFrontEnd
 from spoken_text.pauses import Pause
 
@@ -38,7 +38,7 @@ class TurnText:
         """Take a piece. Returns first the text that goes on with the part, then the text of each new part."""
         parts = [""]
         for character in piece:
-            if self._ends_a_word(character) and self._ends_a_part():
+            if self._ends_a_word(character) and self._ends_a_part(character):
                 parts.append("")
                 self._blank = ""
             self._word += character
@@ -67,13 +67,15 @@ class TurnText:
         last = self._word[-1]
         return last.isspace() or bool(_UNSPACED.match(last) or _UNSPACED.match(following))
 
-    def _ends_a_part(self) -> bool:
+    def _ends_a_part(self, following: str) -> bool:
         """The word is whole. Does the part end after it?"""
         word, self._word = self._word, ""
         self._tokens += self._count(word)
         share = self._tokens / self._room
         ends = share >= WORD_FROM or share >= CLAUSE_FROM and bool(_CLAUSE.search(word))
-        ends = ends or share >= SENTENCE_FROM and bool(_SENTENCE.search(word))
+        if not ends and share >= SENTENCE_FROM and _SENTENCE.search(word):
+            stopped = word.strip()
+            ends = stopped[-1:] != "." or not is_abbreviation(stopped[:-1], following)
         if ends:
             self._tokens = 0
         return ends

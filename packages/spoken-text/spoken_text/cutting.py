@@ -76,7 +76,7 @@ def _is_end(text: str, run: "regex.Match[str]") -> bool:
         return False
     if blanks:
         if marks == ".":
-            if _is_abbreviation(before, after):
+            if is_abbreviation(before, after):
                 return False
             if after.islower() and _SHORT.search(before):  # etc., usw., ca.; after a longer word a number may follow
                 return False
@@ -90,7 +90,7 @@ def _is_end(text: str, run: "regex.Match[str]") -> bool:
     return marks[-1] in "!?" or _IN_UNSPACED.match(before[-1:]) is not None
 
 
-def _is_abbreviation(before: str, after: str) -> bool:
+def is_abbreviation(before: str, after: str) -> bool:
     """Does a full stop between these end a word, and no sentence?"""
     stopped = f"{before}."
     if _ABBREVIATION.search(stopped) or _NUMBER.search(stopped):
@@ -101,7 +101,7 @@ def _is_abbreviation(before: str, after: str) -> bool:
 def _marks(text: str) -> Iterator[int]:
     """Behind any mark and blank: where a writer of small letters only ends sentences."""
     for run in _matches(_RUN, text):
-        if run[3] and not (run[1] == "." and _is_abbreviation(*_beside(text, run))):
+        if run[3] and not (run[1] == "." and is_abbreviation(*_beside(text, run))):
             yield run.end()
 
 

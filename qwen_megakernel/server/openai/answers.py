@@ -125,6 +125,7 @@ class Speech:
                         elif isinstance(event, Words) and self._ends:
                             self.words += self._ends.add(event.words, self._seconds)
                             self.measured = event.measured
+                            yield np.zeros(0, np.float32)  # `events` tells them before more sound is made
                         elif isinstance(event, Ended):
                             ended = event
                 assert ended and ended.audio
@@ -143,7 +144,7 @@ class Speech:
         return np.clip(made, -1, 1)
 
     async def encoded(self) -> AsyncGenerator[bytes, None]:
-        """Yield the encoded bytes as they are made.
+        """Yield the encoded bytes as they are made; no bytes where only words are new.
 
         Raises:
             TTSError: the utterance failed, or its speech was cut.
@@ -151,7 +152,7 @@ class Speech:
         if self._first is not None:
             yield await self._run(self._encoder.encode, self._first)
         async for samples in self._samples:
-            yield await self._run(self._encoder.encode, samples)
+            yield await self._run(self._encoder.encode, samples) if len(samples) else b""
         yield await self._run(self._encoder.finish)
 
     async def _run(self, call: Callable[..., bytes], *args: np.ndarray) -> bytes:
