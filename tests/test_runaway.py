@@ -413,6 +413,9 @@ def test_text_that_was_left_out_is_said_again(demo, counts, monkeypatch):
         (TEXT * 2, whole[:4] + whole[2 * 9 :], range(2, 9)),
         (TEXT * 2, whole[:4] + whole[2 * 8 :], ()),
         (TEXT * 2, whole[2 * 9 :] + whole[: 2 * 9], ()),
+        (TEXT * 2, whole[:4] + [5] + whole[2 * 11 :], (2, 3, 4, 6, 7, 8, 9, 10)),  # a mumble
+        (TEXT * 2, whole[:4] + [4, 6] + whole[2 * 10 :], ()),
+        (TEXT * 2, [*range(tokens)], ()),  # as fast as anybody speaks
         (TEXT * 2, [], range(tokens)),
         ("One - - - - - - - - - - -", [0, 0, 0, 0], ()),
     ):
@@ -420,7 +423,7 @@ def test_text_that_was_left_out_is_said_again(demo, counts, monkeypatch):
         follows(demo, monkeypatch, said)
         audio = demo.generate(text)
         assert (audio.finish_reason, audio.frames, audio.lost) == ("eos", len(said), tuple(lost))
-    assert counts()["lost"] == 3 and counts()["retries"] == 0
+    assert counts()["lost"] == 4 and counts()["retries"] == 0
     force(demo, monkeypatch, [*noise(8), None, *noise(2 * tokens), None])
     follows(demo, monkeypatch, [*whole[:8], 0, *whole, 0])
     audio = demo.generate(TEXT * 2, retries=3)

@@ -14,7 +14,7 @@ from qwen_megakernel.checkpoint.config import TextHead
 from qwen_megakernel.engine.audio import FRAME_S
 
 _MOST = 3  # tokens that a frame may pass at most; speech takes two frames and more for one
-_SOUNDLESS = 6  # different tokens of a row that it may have more than frames, as marks get none; 4 were seen
+_SOUNDLESS = 6  # by so much a row's different tokens may outnumber its frames: marks get none; 4 were seen
 _LEAST_SHARE = 0.1  # of a frame's attention, that must be near the path; otherwise the path waits
 
 _FRAMES, _TRIES = 150, 20  # of utterances that ended well, so many frames decide; most utterances that are looked at
@@ -46,8 +46,8 @@ class TextPath(Watch):
 
     @property
     def lost(self) -> list[int]:
-        """Numbers of the tokens that speech leaves out if it ends here: those without attention, in rows that have so
-        few frames that nobody can say them. What is left of such a row is a mumble."""
+        """Numbers of the tokens that speech leaves out if it ends here: those without attention, in rows that have too
+        few frames to be said. A few frames in such a row are a mumble."""
         lost: list[int] = []
         begin, different, frames, most, end = 0, set[int](), 0, 0, 0
         for number, token in enumerate(self.text):
@@ -57,7 +57,7 @@ class TextPath(Watch):
                 most, end = len(different) - frames, number + 1
             if len(different) <= frames or number + 1 == len(self.text):
                 if most > _SOUNDLESS:
-                    lost += [row for row in range(begin, end) if not self._frames_at[row]]
+                    lost += [one for one in range(begin, end) if not self._frames_at[one]]
                 begin, different, frames, most = number + 1, set(), 0, 0
         return lost
 
