@@ -261,6 +261,17 @@ def test_broken_files_are_named(copy):
         Checkpoint.open(folder)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # one of them is how each file is stored
+def test_weights_stay_whatever_is_written_over_their_files(copy, dtype):
+    folder, cpu = copy("base"), torch.device("cpu")
+    checkpoint = Checkpoint.open(folder)
+    read = checkpoint.talker(cpu, dtype) | checkpoint.vocoder(cpu, dtype) | checkpoint.codec_encoder()
+    before = {name: tensor.clone() for name, tensor in read.items()}
+    for path in folder.rglob("*.safetensors"):
+        path.write_bytes(bytes(path.stat().st_size))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in read.items())
+
+
 def test_generation_config_gives_the_defaults(copy):
     folder = copy()
     edit(folder / "generation_config.json", lambda v: (v.clear(), v.update(top_k=7, max_new_tokens=41)))

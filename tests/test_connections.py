@@ -12,7 +12,7 @@ from uvicorn.server import ServerState
 from qwen_megakernel.server.connections import HttpConnection, SocketConnection
 
 OURS = {
-    HttpConnection: "drop _hang_up _start_timer _stop_timer _too_late _add _too_large _crowded _taken _answer _refused",
+    HttpConnection: "drop _secure _pass_on _hang_up _start_timer _stop_timer _too_late _add _too_large _crowded _taken _answer _refused",
     SocketConnection: "drop _go_on _read _count_control _fail",
 }
 """Class -> its own methods. All others must be uvicorn's, or nobody would call them."""

@@ -8,14 +8,19 @@ import json
 import logging
 import re
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
+import time
 import warnings
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import serving as serving_tests
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -30,8 +35,8 @@ from websockets.exceptions import InvalidStatus
 from qwen_megakernel import BackendError, TTSEngine, cli
 from qwen_megakernel.commands.config import actions_of, printed
 from qwen_megakernel.commands.options import server_options
-from qwen_megakernel.server import logs
-from qwen_megakernel.server.app import check_certificate
+from qwen_megakernel.server import logs, watch
+from qwen_megakernel.server.app import config_of
 from qwen_megakernel.server.keys import Keys
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.openai.bodies import SPEECH
@@ -40,6 +45,7 @@ from qwen_megakernel.server.quotas import Usage
 from qwen_megakernel.server.records import Record, serving
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.traces import Traces
+from qwen_megakernel.server.watch import Watched
 from spoken_text.lexicon import Lexicon
 
 ID = "bot-1/turn:7"
@@ -602,8 +608,8 @@ async def test_a_drain_waits_for_sound_that_a_client_has_yet_to_take():
     assert service.unsent_sockets.looks == 3
 
 
-def write_certificate(folder: Path, name: str, password: bytes = b"") -> None:
-    """A new key and its certificate, cert.pem and key.pem. `password`: of the key, if it has one."""
+def write_certificate(folder: Path, name: str) -> None:
+    """A new key and its certificate, cert.pem and key.pem."""
     key = ec.generate_private_key(ec.SECP256R1())
     who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
@@ -611,17 +617,7 @@ def write_certificate(folder: Path, name: str, password: bytes = b"") -> None:
     made = made.serial_number(x509.random_serial_number()).not_valid_before(now).not_valid_after(now + timedelta(1))
     pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     (folder / "cert.pem").write_bytes(made.sign(key, hashes.SHA256()).public_bytes(pem))
-    kept = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
-    (folder / "key.pem").write_bytes(key.private_bytes(pem, form, kept))
-
-
-@pytest.mark.parametrize("password", [None, "wrong"])
-def test_a_key_with_a_password_is_refused_without_it(tmp_path, password):
-    write_certificate(tmp_path, "old", b"secret")
-    files = {"ssl_certfile": tmp_path / "cert.pem", "ssl_keyfile": tmp_path / "key.pem"}
-    check_certificate(ServerOptions(**files, ssl_keyfile_password="secret"))
-    with pytest.raises(BackendError, match="cannot be used.*give a certificate and its key"):
-        check_certificate(ServerOptions(**files, ssl_keyfile_password=password))
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
 
 
 def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path):
@@ -643,6 +639,112 @@ def test_a_renewed_certificate_is_shown_to_new_connections(tmp_path):
         watched.look()
         assert shown(server.port) == served, "its key has not come yet"
         until(lambda: server.service.state == "ready")
+
+
+@pytest.fixture
+def behind_tls(tmp_path):
+    """The options of a server behind TLS, and what its clients trust."""
+    write_certificate(tmp_path, "localhost")
+    trusted = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+    trusted.check_hostname = False
+    return {"ssl_certfile": tmp_path / "cert.pem", "ssl_keyfile": tmp_path / "key.pem"}, trusted
+
+
+def has_ended(line: socket.socket) -> bool:
+    with contextlib.suppress(ConnectionResetError):
+        return line.recv(1) == b""
+    return True
+
+
+def test_who_has_not_agreed_on_tls_makes_room_for_who_does(behind_tls):
+    files, trusted = behind_tls
+    limits = Limits(connections=3, spare_connections=0, header_s=10 * PATIENCE_S)
+    with ready(small_demo, limits=limits, **files) as server, contextlib.ExitStack() as stack:
+        connect = lambda: socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)  # noqa: E731
+        silent = [stack.enter_context(connect()) for _ in range(3)]
+        silent[1].sendall(b"\x16\x03")
+        for line in silent:
+            client = stack.enter_context(trusted.wrap_socket(connect()))
+            assert has_ended(line)
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert client.recv(99).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03", b"GET / HTTP/1.1\r\n\r\n"])
+def test_tls_that_is_not_agreed_on_in_time_ends_the_connection(behind_tls, sent):
+    with running(small_demo, limits=Limits(header_s=0.5), **behind_tls[0]) as server:
+        with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as line:
+            line.sendall(sent)
+            while not has_ended(line):
+                pass
+        until(lambda: server.service.state == "ready")
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_what_comes_right_behind_tls_is_read(behind_tls, loop, monkeypatch):
+    """In one piece with the last bytes of TLS."""
+    files, trusted = behind_tls
+    monkeypatch.setattr(serving_tests, "config_of", partial(config_of, loop=loop))
+    with ready(small_demo, **files) as server, socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as line:
+        came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = trusted.wrap_bio(came, goes)
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                line.sendall(goes.read())
+                came.write(line.recv(9999))
+        tls.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        line.sendall(goes.read())
+        answer = b""
+        while b"\r\n" not in answer:
+            came.write(line.recv(9999))
+            with contextlib.suppress(ssl.SSLWantReadError):
+                answer += tls.read(9999)
+        assert answer.startswith(b"HTTP/1.1 200")
+
+
+def test_a_key_that_needs_a_password_is_refused_and_nobody_is_asked(behind_tls, capsys):
+    files, _ = behind_tls
+    key = serialization.load_pem_private_key(files["ssl_keyfile"].read_bytes(), None)
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    files["ssl_keyfile"].write_bytes(key.private_bytes(pem, form, serialization.BestAvailableEncryption(b"secret")))
+    options = [f"--{name.replace('_', '-')}={path}" for name, path in files.items()]
+    assert cli.main(["serve", "--port", "99999", *options]) == 1
+    assert "the files for TLS" in capsys.readouterr().err
+    assert cli.main(["serve", "--port", "99999", *options, "--ssl-keyfile-password", "secret"]) == 1
+    assert "there is no such port" in capsys.readouterr().err
+
+
+def test_what_cannot_be_read_now_is_read_later(tmp_path, monkeypatch, caplog):
+    """Such as a file that its owner alone may read, or one for which memory was missing: a key that was taken back must
+    not stay good because of that."""
+    file, came, fails = tmp_path / "keys.toml", [], [MemoryError()] * 3
+    file.write_text("old")
+
+    def reread() -> None:
+        if fails:
+            raise fails.pop()
+        came.append(file.read_text())
+
+    watched = Watched("the keys", [file], reread)
+    file.write_text("newer")
+    watched.look()
+    watched.look()
+    assert not came and len(fails) == 2, "it is not tried again at once"
+    file.chmod(0o600)
+    watched.look()
+    assert not came and len(fails) == 1, "who may read it has changed"
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 60.0))
+    watched.look()
+    assert not came and not fails
+    monkeypatch.undo()
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 120.0))
+    for _ in range(2):
+        watched.look()
+    assert came == ["newer"], "and then it is as good as any other"
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 3
 
 
 def test_voices_and_a_lexicon_are_read_again(tiny, tmp_path):
@@ -670,6 +772,16 @@ def test_voices_and_a_lexicon_are_read_again(tiny, tmp_path):
         (voices / "carla.safetensors").unlink()
         of_voices.look()
         assert service.saved_voices.by_name == {"ben": kept}
+        (voices / "anna.safetensors").symlink_to("nowhere")
+        of_voices.look()
+        voices.rename(tmp_path / "elsewhere")
+        of_voices.look()
+        assert service.saved_voices.by_name == {"ben": kept}, "a disk may be gone for a moment"
+        (tmp_path / "elsewhere").rename(voices)
+        (voices / "anna.safetensors").unlink()
+        (voices / "anna.safetensors").symlink_to("ben.safetensors")
+        of_voices.look()
+        assert list(service.saved_voices.by_name) == ["ben", "anna"]
         lexicon.write_text('{"SQL": "my sequel"}')
         of_lexicon.look()
         assert service.defaults["lexicon"].apply("SQL") == "my sequel"

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from waiting import PATIENCE_S, run_all, slow_case, until, until_spoken
 
-from qwen_megakernel import EngineClosed, RequestError, TextEndedError, TextTooLongError
+from qwen_megakernel import EngineClosed, NoWordsError, RequestError, TextEndedError, TextTooLongError
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
 from qwen_megakernel.engine.sequence import State
 from qwen_megakernel.model.conditioning import Conditioning
@@ -269,6 +269,26 @@ def test_text_that_outgrows_its_slot_fails_its_utterance_and_no_other(engine):
     with pytest.raises(TextTooLongError):
         utterance.result(timeout=PATIENCE_S)
     assert len(other.result(timeout=PATIENCE_S).codes) == 100 and engine.health()["streams"] == 0
+
+
+def test_text_that_cannot_be_spoken_ends_by_its_error_although_the_engine_looks_meanwhile(engine, monkeypatch):
+    """Not as one that somebody has cancelled."""
+    admission, looked = engine._core.admission, []
+    settle = admission.settle
+
+    def late(sequence, reason="", error=None):
+        if error and not looked:
+            looked.append(True)
+            admission.wake()  # as another utterance's text does
+            engine.generate("Yes.", speaker="serena", max_frames=1)  # so turns have passed
+        settle(sequence, reason, error)
+
+    monkeypatch.setattr(admission, "settle", late)
+    utterance = engine.submit(speaker="serena")
+    with pytest.raises(NoWordsError):
+        utterance.end_text()
+    with pytest.raises(NoWordsError):
+        utterance.result(PATIENCE_S)
 
 
 def test_pieces_that_cannot_be_text_are_refused_and_nothing_is_taken(engine):

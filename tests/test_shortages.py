@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from serving import PATIENCE_S, TEXT, connect, post, ready, small_demo, until
 from websockets.exceptions import ConnectionClosedError
 
 from qwen_megakernel import OutOfMemoryError, RequestError, SamplingParams, TTSEngine, TTSError
-from qwen_megakernel.errors import KernelFault
+from qwen_megakernel.errors import KernelFault, VoiceError
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.openai.bodies import BATCH
@@ -213,6 +214,34 @@ def test_a_voice_that_is_not_replaced_leaves_no_file(how, tmp_path, monkeypatch)
         asyncio.run(saved.add(SimpleNamespace(speakers=()), "ben", b"", None, replace=True))
     saved.close()
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == before
+
+
+def test_two_servers_that_save_a_voice_at_once_both_save_a_whole_one(tmp_path, monkeypatch):
+    """In one folder, under one name: the one that is done last stays."""
+    save, one, other = Voice.save, Voice.nobody(8, "one"), Voice.nobody(8, "other")
+
+    async def add(voice: Voice) -> None:
+        saved = SavedVoices(tmp_path)
+        saved.make = lambda *_args: asyncio.sleep(0, voice)
+        await saved.add(SimpleNamespace(speakers=()), "ben", b"", None)
+        saved.close()
+
+    def amid(voice: Voice, part: Path) -> None:
+        save(voice, part)
+        if voice is one:
+            asyncio.run(add(other))
+            assert Voice.load(part).fingerprint == "one"
+
+    monkeypatch.setattr(Voice, "save", amid)
+    asyncio.run(add(one))
+    assert [file.name for file in tmp_path.iterdir()] == ["ben.safetensors"]
+    assert Voice.load(tmp_path / "ben.safetensors").fingerprint == "one"
+
+
+def test_a_link_that_leads_nowhere_is_told_by_name(tmp_path):
+    (tmp_path / "ben.safetensors").symlink_to("nowhere")
+    with pytest.raises(VoiceError, match=r"ben\.safetensors: cannot be read"):
+        SavedVoices(tmp_path)
 
 
 # ---------------------------------------------------------------- Wyoming

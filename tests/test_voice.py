@@ -281,6 +281,14 @@ def test_a_saved_voice_speaks_the_same(kind, voices, base, tmp_path):
     assert np.array_equal(said[0].codes, said[1].codes) and np.array_equal(said[0].samples, said[1].samples)
 
 
+def test_a_loaded_voice_stays_whatever_is_written_over_its_file(voices, tmp_path):
+    path = tmp_path / "ben.safetensors"
+    voices["icl"].save(path)
+    voice = Voice.load(path)
+    path.write_bytes(bytes(path.stat().st_size))  # were it mapped and the new file shorter, the process would end
+    assert voice.digest == voices["icl"].digest
+
+
 def test_reference_audio_is_context_and_is_cut_by_exact_count(voices, base):
     """The vocoder hears the reference first; what is returned has exactly the new frames."""
     audio = base.generate("Hello there.", voice=voices["icl"], sampling=GREEDY, max_frames=9)

@@ -51,9 +51,9 @@ LIMITS = Limits(max_text=600, max_body=8192, idle_s=10 * PATIENCE_S, text_s=10 *
 class Running(RunningService):
     """A server in a thread of the test process."""
 
-    def __init__(self, server: WyomingServer, port: int):
+    def __init__(self, server: WyomingServer, port: int, loop: asyncio.AbstractEventLoop):
         super().__init__(port, server.service)
-        self.server = server
+        self.server, self.loop = server, loop
 
 
 def listens(listener: socket.socket) -> bool:
@@ -95,7 +95,7 @@ def running(load: Callable[[], TTSEngine] = small_demo, **options) -> Iterator[R
     try:
         until(lambda: not thread.is_alive() or listens(listener))
         if not failed:
-            yield Running(made[0], port)
+            yield Running(made[0], port, loop)
     finally:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(lambda: made[0].stop(drain=False))
@@ -395,27 +395,51 @@ def test_what_is_wrong_is_told_and_logged_once_and_ends_the_connection(server, e
     assert {fields["request_id"] for fields in logged} == {refused["request_id"]} and TEXT not in str(logged)
 
 
-def test_prometheus_is_told_of_each_request_and_refusal(server):
-    listener = tell_metrics(server.server, "127.0.0.1", 0)
+@contextlib.contextmanager
+def telling_metrics(server: Running) -> Iterator[int]:
+    """The port where Prometheus is answered."""
+
+    async def told() -> asyncio.Server:
+        return await tell_metrics(server.server, "127.0.0.1", 0)
+
+    async def closed(listener: asyncio.Server) -> None:
+        listener.close()
+        await listener.wait_closed()
+
+    listener = asyncio.run_coroutine_threadsafe(told(), server.loop).result()
     try:
+        yield listener.sockets[0].getsockname()[1]
+    finally:
+        server.service.journal.counts = None
+        asyncio.run_coroutine_threadsafe(closed(listener), server.loop).result()
+
+
+def test_prometheus_is_told_of_each_request_and_refusal(server):
+    with telling_metrics(server) as port:
         ask(server, Synthesize(TEXT), last=AudioStop)
         ask(server, Synthesize(TEXT, SynthesizeVoice(name="nobody")))
         server.at_rest()
-        with urlopen(f"http://127.0.0.1:{listener.server_port}/metrics") as answer:
+        with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             told = answer.read().decode()
-    finally:
-        server.service.journal.counts = None
-        listener.shutdown()
-        listener.server_close()
     ended, key = 'qwen_megakernel_requests_total{key="",path="wyoming",protocol="wyoming",status="%d"} 1.0\n', 'key=""'
     assert ended % 200 in told and ended % 400 in told
     assert f'qwen_megakernel_refusals_total{{{key},protocol="wyoming",reason="invalid"}} 1.0\n' in told
     assert 'finish_reason="eos"' in told and "qwen_megakernel_connections 0.0" in told
 
 
+def test_who_says_nothing_where_prometheus_asks_makes_room(server):
+    with telling_metrics(server) as port, contextlib.ExitStack() as stack:
+        connect = lambda: stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S))  # noqa: E731
+        silent = [connect() for _ in range(16)]
+        with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            assert answer.status == 200
+        assert silent[0].recv(1) == b""
+
+
 def test_a_port_for_metrics_that_is_taken_is_told(server):
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(BackendError, match="--metrics-port"):
-        tell_metrics(server.server, "127.0.0.1", taken.getsockname()[1])
+        told = tell_metrics(server.server, "127.0.0.1", taken.getsockname()[1])
+        asyncio.run_coroutine_threadsafe(told, server.loop).result()
     server.service.journal.counts = None
 
 

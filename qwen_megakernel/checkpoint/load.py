@@ -119,11 +119,10 @@ class Checkpoint:
 
     def talker(self, device: torch.device, dtype: torch.dtype, fp8: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """Every `talker.*` tensor by name. The text embeddings stay on the CPU, because they are a third of all bytes
-        and a text needs only a few rows. They are copied, because a mapped file would read rows from disk at first use.
-        Adapters are merged before anything is quantised. `dtype`: of everything that is not FP8. Stored FP8 tensors
-        that are not in `fp8` are dequantised into it. `fp8`: parts (fp8.PARTS) that are returned as float8_e4m3fn with
-        scales. They are quantised now unless they are stored that way. Raises CheckpointError: a stored scale or FP8
-        weight is not finite, or a weight cannot be quantised or merged."""
+        and a text needs only a few rows. Adapters are merged before anything is quantised. `dtype`: of everything that
+        is not FP8. Stored FP8 tensors that are not in `fp8` are dequantised into it. `fp8`: parts (fp8.PARTS) that are
+        returned as float8_e4m3fn with scales. They are quantised now unless they are stored that way. Raises
+        CheckpointError: a stored scale or FP8 weight is not finite, or a weight cannot be quantised or merged."""
         table, cpu = TEXT_TABLE, torch.device("cpu")
         names = [name for name in self.main if name.startswith("talker.") and name not in (table, *self._adapted)]
         parts = fp8 | self.fp8
@@ -138,9 +137,7 @@ class Checkpoint:
         for name, weight in self.adapted():
             tensors[name] = weight.to(device, weight.dtype if part_of(name) in fp8 else dtype)
         quantize_parts(tensors, fp8)
-        text = read_tensors(self.main, [table], cpu, dtype)[table]
-        mapped = device.type != "cpu" and dtype == torch.bfloat16  # otherwise the conversion has already copied it
-        return tensors | {table: text.clone() if mapped else text}
+        return tensors | read_tensors(self.main, [table], cpu, dtype)
 
     def adapted(self) -> Iterator[tuple[str, Tensor]]:
         """The weights that adapters change, by name: merged one by one, on the CPU, in the dtype that is stored. Raises

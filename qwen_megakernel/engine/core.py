@@ -151,9 +151,11 @@ class EngineCore:
                 stopwatch.stages |= {"tokenise": pieces.tokenise_s, "prompt": prompt_s}
                 self.hand_over(sequence, pieces.prompt, text_complete=pieces.ended)
         except BaseException as error:  # also an interrupt: nobody else would free the slot
-            sequence.input.cancelled = True
-            self.admission.settle(sequence, error=error)
-            self.admission.wake()
+            try:
+                self.admission.settle(sequence, error=error)  # first: the loop ends who is cancelled without an error
+            finally:
+                sequence.input.cancelled = True
+                self.admission.wake()
             raise
 
     def cancel(self, sequence: SpeechSequence) -> None:

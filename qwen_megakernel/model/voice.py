@@ -132,7 +132,8 @@ class Voice:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != _FORMAT:
                     raise VoiceError(f"{path}: not a voice file (format {metadata.get('format')!r:.99})")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                # Copied: whoever writes over a mapped file changes the voice, or ends the process by SIGBUS.
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         except VoiceError:
             raise
         except (SafetensorError, OSError, TypeError, ValueError) as error:

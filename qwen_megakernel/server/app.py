@@ -162,6 +162,7 @@ def config_of(app: FastAPI, **more: Any) -> uvicorn.Config:
     if config.ssl and options.ssl_certfile:
         files = [path for path in (options.ssl_certfile, options.ssl_keyfile) if path]
         service.watched.append(Watched("the certificate", files, partial(_renew, config.ssl, options)))
+        http.tls, config.ssl = config.ssl, None  # our connections begin TLS themselves
     return config
 
 
@@ -184,7 +185,7 @@ def _renew(context: ssl.SSLContext, options: ServerOptions) -> None:
     """New connections get the certificate as its files are now. A first context tries it: where the key does not fit
     yet, the served one would be left without either."""
     assert options.ssl_certfile
-    password = options.ssl_keyfile_password or ""  # with None OpenSSL would ask the terminal
+    password = options.ssl_keyfile_password or ""  # None would ask at the terminal, and wait for ever
     for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
         each.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, password)
 

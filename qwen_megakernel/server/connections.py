@@ -3,7 +3,7 @@
 uvicorn has a limit on the number of connections and on a kept-alive one's silence. The rest is ours:
 
     state                 time                        bytes
-    a head                `header_s`                  `max_head`, `max_headers`
+    TLS, then a head      `header_s` for both         of TLS asyncio's own; `max_head`, `max_headers`
     a handshake           `header_s`                  the same; no body
     a body                `idle_s` (guard.py)         `max_body` and others (guard.py); between its pieces `max_head`
     an answer             `total_s` (guard.py)        what waits to be sent: uvicorn's flow control, 64 KB and a piece
@@ -31,7 +31,9 @@ The plan for leaving these overrides; each step deletes what it makes needless:
 """
 
 import asyncio
+import contextlib
 import json
+import ssl
 import time
 from typing import Any
 
@@ -78,13 +80,14 @@ class CountedConnections(set[Any]):
 class HttpConnection(HttpToolsProtocol):
     """A connection that speaks HTTP.
 
-    At rest it waits for a request's head. A new connection takes the place of the one that rests longest here, if all
+    At rest it waits for TLS, and for a request's head. A new connection takes the place of the one that rests longest here, if all
     are taken. If none rests, it may ask for `OPEN` only: a supervisor must not take a full server for a dead one.
     """
 
     limits: Limits
     count: OpenCount
     journal: Journal
+    tls: ssl.SSLContext | None
     resting: dict["HttpConnection", None]
     """Those at rest, the longest first."""
 
@@ -96,6 +99,7 @@ class HttpConnection(HttpToolsProtocol):
         self._ignored = 0  # bytes of its body that came behind its answer
         self._refusal: ApiError | None = None
         self._answered: Any = None  # uvicorn's state of the request that is answered
+        self._early: bytearray | None = None  # what has come while TLS is agreed on
         most, taken = self.limits.connections, self._taken
         if taken > most and (longest := next(iter(self.resting), None)):
             longest.drop()
@@ -107,6 +111,32 @@ class HttpConnection(HttpToolsProtocol):
             return
         self.resting[self] = None
         self._start_timer()
+        if self.tls:
+            self._early = bytearray()
+            self._securing = self.loop.create_task(self._secure(self.tls))
+            self.loop.call_soon(self.loop.call_soon, self._pass_on)  # behind TLS's own `connection_made`
+
+    async def _secure(self, tls: ssl.SSLContext) -> None:
+        """Agree on TLS. uvicorn would do so before it hears of a connection, which has no place and no limit then."""
+        transport = None
+        with contextlib.suppress(OSError):
+            transport = await self.loop.start_tls(self.transport, self, tls, server_side=True)
+        early, self._early = self._early, None
+        if transport is None or transport.is_closing():  # lost, or dropped: some loops return it all the same
+            self.connection_lost(None)
+            return
+        super().connection_made(transport)
+        self.data_received(bytes(early or b""))
+
+    def _pass_on(self) -> None:
+        """uvloop reads before TLS has begun."""
+        tls: Any = self.transport.get_protocol()
+        while self._early and not self.transport.is_closing():
+            room = tls.get_buffer(len(self._early))
+            part = self._early[: len(room)]
+            del self._early[: len(part)]
+            room[: len(part)] = part
+            tls.buffer_updated(len(part))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -158,6 +188,9 @@ class HttpConnection(HttpToolsProtocol):
     # ------------------------------------------------------------ from the client
 
     def data_received(self, data: bytes) -> None:
+        if self._early is not None:  # first TLS's, then ours
+            self._early += data
+            return
         if self.cycle is None or self.cycle.response_complete:
             self._start_timer()
         self._loose += len(data)
@@ -431,5 +464,5 @@ class SocketConnection(WebSocketsSansIOProtocol):
 def protocols_of(limits: Limits, count: OpenCount, journal: Journal) -> tuple[type[Any], type[Any]]:
     """`HttpConnection` and `SocketConnection` of one server, which has so many open connections, and its journal."""
     shared = {"limits": limits, "journal": journal}
-    http = type("Http", (HttpConnection,), shared | {"count": count, "resting": {}})
+    http = type("Http", (HttpConnection,), shared | {"count": count, "tls": None, "resting": {}})
     return http, type("Socket", (SocketConnection,), shared)

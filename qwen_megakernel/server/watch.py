@@ -1,7 +1,10 @@
 """Files that a running server reads again once they have changed: keys, certificates, voices, a lexicon."""
 
 import asyncio
+import contextlib
 import logging
+import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
+_AGAIN_S = 60.0  # until what could not be read is tried again: memory, a descriptor or a disk may have been missing
 
 
 class Watched:
@@ -18,20 +22,26 @@ class Watched:
         """`about`: for the log. `reread`: runs in a thread. If it fails, what was read before stays."""
         self._about, self._paths, self._reread = about, paths, reread
         self._seen = self._state()
+        self._again = math.inf  # when to try once more, although nothing has changed
 
     def look(self) -> None:
         """Read the files again if they have changed. Never fails."""
         try:
-            if (state := self._state()) == self._seen:
+            state, now = self._state(), time.monotonic()
+            if state == self._seen and now < self._again:
                 return
-            self._seen = state
+            self._seen, self._again = state, now + _AGAIN_S
             self._reread()
+            self._again = math.inf
             log.info("%s: read again", self._about)
         except Exception as error:
             log.error("%s: cannot be read again, what was there stays: %s", self._about, error)
 
     def _state(self) -> list[tuple[Any, ...]]:
-        files = [each for path in self._paths for each in [path, *(sorted(path.iterdir()) if path.is_dir() else [])]]
+        files = list(self._paths)
+        for path in self._paths:
+            with contextlib.suppress(OSError):  # a file, or a folder that cannot be read: reading it again says so
+                files += sorted(path.iterdir())
         return [_stamp(path) for path in files]
 
 
@@ -40,7 +50,7 @@ def _stamp(path: Path) -> tuple[Any, ...]:
         stat = path.stat()  # of what a link leads to: Kubernetes swaps links
     except OSError:
         return (path, None)
-    return path, stat.st_mtime_ns, stat.st_size, stat.st_ino
+    return path, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino  # ctime: who may read it has changed
 
 
 async def watch(all_watched: Sequence[Watched]) -> None:

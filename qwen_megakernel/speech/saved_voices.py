@@ -4,6 +4,7 @@ import asyncio
 import base64
 import logging
 import re
+import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +45,7 @@ class SavedVoices:
         """
         self._folder = folder
         self._files: dict[str, Path] = {}
-        self._stamps: dict[str, tuple[int, int]] = {}  # of the files as they were read
+        self._stamps: dict[str, tuple[int, int] | None] = {}  # of the files as they were read
         self.by_name: dict[str, Voice] = {}
         if folder:
             self._read(folder, lambda name, voice: None)
@@ -66,8 +67,9 @@ class SavedVoices:
 
     def _read(self, folder: Path, check: Callable[[str, Voice], object]) -> None:
         files = _files(folder)
-        stamps = {name: (stat.st_mtime_ns, stat.st_size) for name, stat in ((n, p.stat()) for n, p in files.items())}
-        fresh = {name: Voice.load(path) for name, path in files.items() if stamps[name] != self._stamps.get(name)}
+        stamps = {name: _stamp(path) for name, path in files.items()}
+        known = {name for name, stamp in stamps.items() if stamp and stamp == self._stamps.get(name)}
+        fresh = {name: Voice.load(path) for name, path in files.items() if name not in known}
         for name, voice in fresh.items():
             check(name, voice)
         for name in self._files.keys() - files.keys():
@@ -99,7 +101,8 @@ class SavedVoices:
         def keep(voice: Voice) -> None:
             if self._folder:
                 path = self._files.get(name, self._folder / f"{name}.safetensors")
-                part = path.with_name(f".{path.name}.part")  # not a voice's file name: a crash leaves no broken voice
+                # Not a voice's file name: a crash leaves no broken voice. Not another server's in this folder either.
+                part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
                 with _told("kept"):
                     try:
                         voice.save(part)
@@ -156,9 +159,14 @@ class SavedVoices:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """The files of a folder's voices, by the voices' names."""
+    """The files of a folder's voices, by the voices' names. Raises VoiceError: a name is not allowed, or the folder cannot
+    be read. A disk that is gone for a moment takes no voices along."""
     found = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors")
+    except OSError as error:
+        raise VoiceError(f"{folder}: the folder of voices cannot be read: {error.strerror}") from None
+    for path in paths:
         name = path.stem.lower()
         if not _NAME.fullmatch(name) or name == DEFAULT_VOICE:
             raise VoiceError(
@@ -166,6 +174,14 @@ def _files(folder: Path) -> dict[str, Path]:
             )
         found[name] = path
     return found
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:  # such as a link that leads nowhere: reading it says so
+        return None
+    return stat.st_mtime_ns, stat.st_size
 
 
 def _create(engine: SpeechEngine, recording: str | bytes, text: str | None) -> Voice:

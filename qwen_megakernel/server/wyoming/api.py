@@ -5,7 +5,6 @@ import logging
 import signal
 import socket
 from typing import Any
-from wsgiref.simple_server import WSGIServer
 
 from wyoming.event import Event
 from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
@@ -128,21 +127,18 @@ def _info(service: EngineService) -> Event:
     return Info(tts=[TtsProgram(voices=voices, supports_synthesize_streaming=True, **about)]).event()
 
 
-def tell_metrics(server: WyomingServer, host: str, port: int) -> WSGIServer:
-    """Count what the server does, and answer Prometheus at this port from a thread of its own. Returns what answers.
-    Raises BackendError: packages are missing, or the port is taken."""
+async def tell_metrics(server: WyomingServer, host: str, port: int) -> asyncio.Server:
+    """Count what the server does, and answer Prometheus at this port. Its connections have the limits of HTTP: whoever
+    says nothing there takes no descriptors from those who speak. Returns what answers. Raises BackendError: packages
+    are missing, or the port is taken."""
     try:
-        from prometheus_client import start_http_server
-
-        from qwen_megakernel.server.metrics import Metrics
+        from qwen_megakernel.server.scrapes import listen
     except ModuleNotFoundError as error:
         raise BackendError(f"--metrics-port needs {error.name}: in the checkout, pip install -e '.[serve]'") from None
-    server.service.journal.counts = metrics = Metrics(server.service, OpenCount(), server.open)
     try:
-        listener, _ = start_http_server(port, host, metrics.registry)
+        return await listen(server.service, server.open, host, port)
     except OSError as error:
         raise BackendError(f"cannot listen on {host}:{port}: {error}; choose another --metrics-port") from None
-    return listener
 
 
 # ---------------------------------------------------------------- the process
@@ -169,7 +165,7 @@ def serve(service: EngineService, listener: socket.socket) -> int:
     async def main() -> None:
         server, loop = WyomingServer(service), asyncio.get_running_loop()
         if (port := service.options.metrics_port) is not None:
-            tell_metrics(server, listener.getsockname()[0], port)
+            await tell_metrics(server, listener.getsockname()[0], port)
 
         def stop(number: int) -> None:
             told.append(number)
