@@ -5,6 +5,7 @@ samples as alone, or ends by something that has happened, once. Afterwards all i
 """
 
 import logging
+from collections import deque
 from functools import partial
 
 import numpy as np
@@ -71,6 +72,23 @@ class Broke(Exception):
     """A caller's own callback."""
 
 
+class Places(deque):
+    """The engine's free places.
+
+    Attributes:
+        found_none: threads that looked while there was none. A moment later there may be one.
+    """
+
+    def __init__(self, threads: Threads, places: deque):
+        super().__init__(places)
+        self.threads, self.found_none = threads, set()
+
+    def __len__(self) -> int:
+        if not (count := super().__len__()):
+            self.found_none.add(self.threads.current)
+        return count
+
+
 class Caller:
     """One utterance, and what its caller does, in a thread of its own.
 
@@ -134,7 +152,7 @@ class Caller:
         except Exception as error:
             self.error = error
             if isinstance(error, EngineBusy) and "wait, for" in str(error):
-                self.may |= {EngineBusy} if self.machine.full else set()
+                self.may |= {EngineBusy} if self.thread in self.machine.places.found_none else set()
             return
         self.sequence = self.utterance._sequence
         self.result = self.sequence.result
@@ -300,6 +318,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.engine, self.device = simulated(self.threads, self.folder, kind, steady, **self.options)
         self.core = self.engine._core
         self.core.admission.inbox.log = []
+        self.places = self.core.admission.places = Places(self.threads, self.core.admission.places)
         self.said: list[Caller] = []
         self.closed = self.threads_ran_out = False
         self.may_die = False
@@ -308,11 +327,6 @@ class AnyOrder(RuleBasedStateMachine):
     def may_be_dead(self) -> bool:
         faults = sum(isinstance(error, KernelFault) for error, _ in self.device.hit)
         return self.may_die or faults >= MOST_FAULTS
-
-    @property
-    def full(self) -> bool:
-        """All places are taken."""
-        return not self.core.admission.places
 
     # ------------------------------------------------------------ what callers do
 

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from callers import made_up
 from serving import recording
+from test_operating import write_certificate
 from waiting import PATIENCE_S, until
 from world import CALLERS, CLOCK, TEXTS, TOKEN, WAYS, Proxy, Server, callers, nginx, serving
 
@@ -55,15 +56,25 @@ def test_stopped_and_continued(rng):
         judge("the process stands still for 20 s", ALL, [one.result() for one in told])
 
 
-@pytest.mark.parametrize("files", [None, 256])
-def test_silent_connections(files, rng):
-    fault = "600 silent connections" + (f", {files} files allowed" if files else "")
-    limits = (f"--nofile={files}:{files}",) if files else ()
-    with serving(limits=limits) as server, callers(server, rng) as told, contextlib.ExitStack() as stack:
+def is_healthy(server: Server) -> bool:
+    """To one who connects now."""
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{server.url}/health", timeout=10, verify=not server.url.startswith("https")).is_success
+    return False
+
+
+@pytest.mark.parametrize("files, encrypted", [(None, False), (256, False), (256, True)])
+def test_silent_connections(files, encrypted, rng, tmp_path):
+    """Encrypted: they do not even agree on TLS."""
+    fault = "600 silent connections" + " before TLS" * encrypted + (f", {files} files allowed" if files else "")
+    limits, tls = (f"--nofile={files}:{files}",) if files else (), None
+    if encrypted:
+        write_certificate(tls := tmp_path, "localhost")
+    with serving(limits=limits, tls=tls) as server, callers(server, rng) as told, contextlib.ExitStack() as stack:
         healthy = []
         for _ in range(60):
-            server.hold(stack, 10, b"POST /v1/audio/speech HTTP/1.1\r\n")
-            healthy.append(httpx.get(f"{server.url}/health", timeout=10).status_code == 200)
+            server.hold(stack, 10, b"" if encrypted else b"POST /v1/audio/speech HTTP/1.1\r\n")
+            healthy.append(is_healthy(server))
         judge(fault, "`/health` answers", healthy)
         judge(fault, ALL, [one.result() for one in told])
 
@@ -177,6 +188,22 @@ def test_folders_deleted(rng, tmp_path):
         judge(fault, LATER, server.again())
 
 
+def test_files_written_over(rng, tiny, tmp_path):
+    """As `cp` does it, which leaves a file where it is. The new voice is none, so the former one stays."""
+    fault = "the files of the model and of the voices are written over"
+    model, voices = tmp_path / "model", tmp_path / "voices"
+    shutil.copytree(tiny("base"), model)
+    voices.mkdir()
+    checkpoint = Checkpoint.open(model)
+    made_up(checkpoint.config, 0, checkpoint.fingerprint).save(voices / "ada.safetensors")
+    options = ("--max-frames", "40", "--voices", str(voices), "--served-name", "demo")
+    with serving(*options, model=model) as server, callers(server, rng) as told:
+        for path in tmp_path.rglob("*.safetensors"):
+            path.write_bytes(b"something else")
+        judge(fault, ALL, [one.result() for one in told])
+        judge(fault, LATER, server.again())
+
+
 def test_memory(rng):
     """What is mapped already stays, and nothing more can be."""
     fault = "the process gets no more memory"
@@ -227,24 +254,40 @@ def test_sigterm(rng):
         judge("SIGTERM", "who is spoken to gets all the sound", [one.result() for one in running])
 
 
+def fronts_of(server: Server) -> list[int]:
+    with open(f"/proc/{server.process.pid}/task/{server.process.pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
 def test_a_front_is_killed(rng):
     fault = "a front process is killed"
     with serving("--front-processes", "2") as server:
         with callers(server, rng, server.whole_or_broken) as told:
-            children = f"/proc/{server.process.pid}/task/{server.process.pid}/children"
-            with open(children) as file:
-                os.kill(int(file.read().split()[-1]), signal.SIGKILL)
+            os.kill(fronts_of(server)[-1], signal.SIGKILL)
             judge(fault, BROKEN, [one.result() for one in told])
         until(lambda: server.answers("/ready"))
         judge(fault, LATER, server.again())
 
 
+def test_a_front_stands_still(rng):
+    """Whoever the system gives to it waits meanwhile."""
+    fault = "a front process stands still for 10 s"
+    with serving("--front-processes", "2") as server, callers(server, rng) as told:
+        front = fronts_of(server)[-1]
+        os.kill(front, signal.SIGSTOP)
+        time.sleep(10)
+        os.kill(front, signal.SIGCONT)
+        judge(fault, ALL, [one.result() for one in told])
+        judge(fault, LATER, server.again())
+
+
 @pytest.fixture
 def two_behind_nginx(tmp_path):
-    """Two servers and nginx's URL. Whoever restarts keeps its port."""
+    """Two servers and nginx's URL. Whoever restarts keeps its port. Each would measure how many threads of the CPU it
+    needs, and other numbers of threads make other last bits of the samples."""
     if not shutil.which("nginx"):
         pytest.skip("needs nginx")
-    options = ("--grace-seconds", "5", "--drain-seconds", "300")
+    options = ("--grace-seconds", "5", "--drain-seconds", "300", "--threads", "1")
     with serving(*options) as one, serving(*options, alone=one.alone) as other:
         with nginx(tmp_path, [one.port, other.port]) as url:
             yield [one, other], url

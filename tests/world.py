@@ -51,20 +51,23 @@ class Server:
         log: str = os.devnull,
         model: str | Path = "demo",
         paths: tuple[Path, ...] = (),
+        tls: Path | None = None,
         alone: dict[Asked, bytes] | None = None,
     ):
-        """`limits`: of `prlimit`. `log`: a file for what it logs. `paths`: folders where Python looks first."""
+        """`limits`: of `prlimit`. `log`: a file for what it logs. `paths`: folders where Python looks first. `tls`: a
+        folder with cert.pem and key.pem."""
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.port}"
         self.socket_url = f"ws://127.0.0.1:{self.port}/v1/audio/speech/socket"
         command = [sys.executable, "-m", "qwen_megakernel", "serve", "--model", str(model), "--device", "cpu"]
         command += ["--port", str(self.port), "--max-streams", str(CALLERS), "--max-queue", "256"]
         command += ["--queue-timeout", str(PATIENCE_S), *options]
+        command += ["--ssl-certfile", str(tls / "cert.pem"), "--ssl-keyfile", str(tls / "key.pem")] if tls else []
         search = [*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._environment = os.environ | {"QWEN_MEGAKERNEL_TOKEN": TOKEN, "PYTHONPATH": os.pathsep.join(search)}
         self._command = [*(["prlimit", *limits] if limits else []), *command]
         self._log = log
-        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S, headers=BEARING)
+        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S, headers=BEARING, verify=not tls)
         self.start()
         asked = [(text, seed) for text in TEXTS for seed in range(2)]
         self.alone = alone or {one: self.say(one).content for one in asked}

@@ -224,8 +224,8 @@ def _safetensors_files(folder: Path) -> list[Path]:
 def read_tensors(
     where: Where, names: Iterable[str], device: torch.device, dtype: torch.dtype, as_stored: Collection[str] = ()
 ) -> dict[str, Tensor]:
-    """Read tensors by name. `dtype`: of all that are not in `as_stored`. On a CPU they are copied: a mapped file would be
-    read at first use, and whoever writes over it would change what is spoken, or end the process by SIGBUS. Raises
+    """Read tensors by name. `dtype`: of all that are not in `as_stored`. On a CPU they are copied: a mapped file would
+    be read at first use, and whoever writes over it would change what is spoken, or end the process by SIGBUS. Raises
     CheckpointError: a file cannot be read."""
     tensors: dict[str, Tensor] = {}
     by_file: dict[Path, list[str]] = {}

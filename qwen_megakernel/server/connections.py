@@ -31,15 +31,13 @@ The plan for leaving these overrides; each step deletes what it makes needless:
 """
 
 import asyncio
-import contextlib
 import json
-import ssl
 import time
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
@@ -48,6 +46,7 @@ from qwen_megakernel.server.guard import OPEN, error_response
 from qwen_megakernel.server.journal import Journal
 from qwen_megakernel.server.limits import Limits, OpenCount
 from qwen_megakernel.server.records import Record, serving
+from qwen_megakernel.server.tls import TlsConnection
 
 _BUSY = ApiError(503, "busy", "too many connections are open; try again", True)
 _MOST_IGNORED = 16 << 20  # bytes, more than a recording has: a client may send all of it before it reads an error
@@ -77,17 +76,17 @@ class CountedConnections(set[Any]):
     remove = discard
 
 
-class HttpConnection(HttpToolsProtocol):
+class HttpConnection(TlsConnection):
     """A connection that speaks HTTP.
 
-    At rest it waits for TLS, and for a request's head. A new connection takes the place of the one that rests longest here, if all
-    are taken. If none rests, it may ask for `OPEN` only: a supervisor must not take a full server for a dead one.
+    At rest it waits for TLS, and for a request's head. A new connection takes the place of the one that rests longest
+    here, if all are taken. If none rests, it may ask for `OPEN` only: a supervisor must not take a full server for a
+    dead one.
     """
 
     limits: Limits
     count: OpenCount
     journal: Journal
-    tls: ssl.SSLContext | None
     resting: dict["HttpConnection", None]
     """Those at rest, the longest first."""
 
@@ -99,7 +98,6 @@ class HttpConnection(HttpToolsProtocol):
         self._ignored = 0  # bytes of its body that came behind its answer
         self._refusal: ApiError | None = None
         self._answered: Any = None  # uvicorn's state of the request that is answered
-        self._early: bytearray | None = None  # what has come while TLS is agreed on
         most, taken = self.limits.connections, self._taken
         if taken > most and (longest := next(iter(self.resting), None)):
             longest.drop()
@@ -111,32 +109,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         self.resting[self] = None
         self._start_timer()
-        if self.tls:
-            self._early = bytearray()
-            self._securing = self.loop.create_task(self._secure(self.tls))
-            self.loop.call_soon(self.loop.call_soon, self._pass_on)  # behind TLS's own `connection_made`
-
-    async def _secure(self, tls: ssl.SSLContext) -> None:
-        """Agree on TLS. uvicorn would do so before it hears of a connection, which has no place and no limit then."""
-        transport = None
-        with contextlib.suppress(OSError):
-            transport = await self.loop.start_tls(self.transport, self, tls, server_side=True)
-        early, self._early = self._early, None
-        if transport is None or transport.is_closing():  # lost, or dropped: some loops return it all the same
-            self.connection_lost(None)
-            return
-        super().connection_made(transport)
-        self.data_received(bytes(early or b""))
-
-    def _pass_on(self) -> None:
-        """uvloop reads before TLS has begun."""
-        tls: Any = self.transport.get_protocol()
-        while self._early and not self.transport.is_closing():
-            room = tls.get_buffer(len(self._early))
-            part = self._early[: len(room)]
-            del self._early[: len(part)]
-            room[: len(part)] = part
-            tls.buffer_updated(len(part))
+        self.begin_tls()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -188,8 +161,8 @@ class HttpConnection(HttpToolsProtocol):
     # ------------------------------------------------------------ from the client
 
     def data_received(self, data: bytes) -> None:
-        if self._early is not None:  # first TLS's, then ours
-            self._early += data
+        if self.early is not None:
+            self.early += data
             return
         if self.cycle is None or self.cycle.response_complete:
             self._start_timer()
@@ -464,5 +437,5 @@ class SocketConnection(WebSocketsSansIOProtocol):
 def protocols_of(limits: Limits, count: OpenCount, journal: Journal) -> tuple[type[Any], type[Any]]:
     """`HttpConnection` and `SocketConnection` of one server, which has so many open connections, and its journal."""
     shared = {"limits": limits, "journal": journal}
-    http = type("Http", (HttpConnection,), shared | {"count": count, "tls": None, "resting": {}})
+    http = type("Http", (HttpConnection,), shared | {"count": count, "resting": {}})
     return http, type("Socket", (SocketConnection,), shared)

@@ -159,8 +159,8 @@ class SavedVoices:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """The files of a folder's voices, by the voices' names. Raises VoiceError: a name is not allowed, or the folder cannot
-    be read. A disk that is gone for a moment takes no voices along."""
+    """The files of a folder's voices, by the voices' names. Raises VoiceError: a name is not allowed, or the folder
+    cannot be read. A disk that is gone for a moment takes no voices along."""
     found = {}
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors")
