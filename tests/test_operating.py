@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 import serving as serving_tests
 import yaml
@@ -28,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from serving import TEXT, access, connect, fronts_of, get, post, ready, running, small_demo, stream
+from serving import TEXT, access, connect, fronts_of, get, post, ready, running, said, same, small_demo, stream
 from waiting import PATIENCE_S, until
 from websockets.exceptions import InvalidStatus
 
@@ -703,6 +704,27 @@ def test_what_comes_right_behind_tls_is_read(behind_tls, loop, monkeypatch):
             with contextlib.suppress(ssl.SSLWantReadError):
                 answer += tls.read(9999)
         assert answer.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_speech_goes_over_tls(behind_tls, loop, monkeypatch):
+    """By HTTP, twice over one connection, and on a socket."""
+    files, trusted = behind_tls
+    monkeypatch.setattr(serving_tests, "config_of", partial(config_of, loop=loop))
+    with ready(small_demo, **files) as server:
+        truth, made = said(server), bytearray()
+        asked = {"model": "demo", "input": TEXT, "voice": "ada", "seed": 5, "response_format": "pcm"}
+        with httpx.Client(verify=trusted, timeout=PATIENCE_S) as client:
+            for _ in range(2):
+                answer = client.post(f"https://127.0.0.1:{server.port}{SPEECH}", json=asked)
+                assert answer.status_code == 200 and same(answer.content, truth)
+        with connect(f"wss://127.0.0.1:{server.port}/v1/audio/speech/socket", ssl=trusted) as line:
+            line.send(
+                json.dumps({"type": "text", "context": "a", "text": TEXT, "end": True, "seed": 5, "voice": "ada"})
+            )
+            while not isinstance(told := line.recv(PATIENCE_S), str) or json.loads(told)["type"] != "end":
+                made += told[4:] if isinstance(told, bytes) else b""
+        assert same(bytes(made), truth)
 
 
 def test_a_key_that_needs_a_password_is_refused_and_nobody_is_asked(behind_tls, capsys):
