@@ -4,7 +4,7 @@
 
 Random texts (a word, a sentence, several), whole and in pieces, speakers, layouts and seeds, in turn with four sampling
 settings. As it is: an utterance that the runaway guard ends is repeated without the guard. If it then ends by itself,
-the guard's end was false. "lost": the model has left out the end of the text (`Audio.lost`). Lengths are given as
+the guard's end was false. "lost": the model has left out some of the text (`Audio.lost`). Lengths are given as
 multiples of what the text should take (engine/runaway.py). Suppressed: the guard or the frame limit must end each
 utterance. Its length is compared with that of the same utterance as it is. The difference is speech after the text.
 Cut: the model sees no more than a random part of each text, with its end, and without it.
