@@ -14,9 +14,11 @@ from waiting import slow_case
 from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES, LoadedModel
 from qwen_megakernel.backend.sizes import PAGE_POSITIONS
 from qwen_megakernel.engine.admission import ENDS
+from qwen_megakernel.engine.audio import Stopwatch
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.device_pipeline import Launch
 from qwen_megakernel.engine.options import EngineOptions
+from qwen_megakernel.engine.output import ChunkPlan, Output, Result
 from qwen_megakernel.engine.scheduler import SMALL_LAUNCH, Scheduler
 from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
 from qwen_megakernel.errors import EngineBusy, KernelFault
@@ -417,6 +419,28 @@ def test_the_time_of_a_frame_follows_what_frames_take():
     for _ in range(100):
         scheduler.frame_took(0.02)
     assert scheduler.frame_s == pytest.approx(0.02, rel=1e-3)
+
+
+def test_a_part_that_ends_with_a_full_chunk_adds_no_other_one():
+    plan = ChunkPlan((1, 2, 4))
+    plan.fill(1, short=True)
+    assert plan.full_at == 3, "the second chunk has two frames"
+    plan.fill(2, short=False)
+    assert plan.full_at == 3
+    plan.fill(2, short=True)
+    assert plan.full_at == 6, "the second one was short"
+
+
+def test_whose_listener_has_heard_all_runs_out_anew_from_then_on():
+    """Not from when it ran out: who was silent for minutes would come before all others for as long."""
+    now = [10.0]
+    request = SimpleNamespace(chunk_frames=(1,), speed=1.0, trim="none", silence_s=0.0, before_s=0.0, after_s=0.0)
+    output = Output(request, Stopwatch(lambda: now[0]), Result(None, None), sample_rate=24_000, groups=1)
+    for frame, (now[0], runs_out) in enumerate([(10.0, 10.08), (10.01, 10.16), (20.0, 20.08)]):
+        output.codes.append(np.zeros(1, np.int64))
+        output.add_sound(np.zeros((1, 1920), np.float32))
+        output.hand_out(frame + 1, short=False, last=False)
+        assert output.runs_out == pytest.approx(runs_out)
 
 
 def due_for_vocoder(runs_out: float | None, *, alone: bool = False, missing: int = 8) -> SimpleNamespace:
