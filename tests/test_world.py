@@ -284,10 +284,11 @@ def test_a_front_stands_still(rng):
 @pytest.fixture
 def two_behind_nginx(tmp_path):
     """Two servers and nginx's URL. Whoever restarts keeps its port. Each would measure how many threads of the CPU it
-    needs, and other numbers of threads make other last bits of the samples."""
+    needs, and other numbers of threads make other last bits of the samples. The grace is that of the example: nginx
+    asks a server again up to 6 s after it has refused, so the other one must take requests for longer."""
     if not shutil.which("nginx"):
         pytest.skip("needs nginx")
-    options = ("--grace-seconds", "5", "--drain-seconds", "300", "--threads", "1")
+    options = ("--grace-seconds", "15", "--drain-seconds", "300", "--threads", "1")
     with serving(*options) as one, serving(*options, alone=one.alone) as other:
         with nginx(tmp_path, [one.port, other.port]) as url:
             yield [one, other], url
