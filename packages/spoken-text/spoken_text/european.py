@@ -169,6 +169,6 @@ class European(Spoken):
         digits = r"\d\d?" if mark == "/" else r"\d\d"
         rule(mark, rf"(?<![\w.,:/-])({digits})([{mark}])({digits})\2(\d\d){guard}", say)
         if self.code != "ru":
-            rule("-", rf"(?<![\w.,:/-])([0-3]\d)(-)([01]\d)\2(\d\d){guard}", say)
+            rule("-.", rf"(?<![\w.,:/-])([0-3]\d)([-.])([01]\d)\2(\d\d){guard}", say)
         day, articles = rf"(?<![\w.,:/-]){DAY}/(0[1-9]|1[0-2]){guard}(?! ?%)", "le au du el al il dal dia até".split()
         rule("/", day, lambda f: self.on_date("", int(f[2]), f[1]) if f.before in articles else None)

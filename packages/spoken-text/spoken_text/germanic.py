@@ -96,6 +96,11 @@ class Germanic(Spoken):
         def minus(found: Found) -> str | None:
             if re.search(r" = ?-?\d|=$", found.rest):
                 return f" {words['-']} "
+            year = re.search(r"(?<![\d.,])(?:1[5-9]|20)(\d\d)$", found.head)
+            behind = f"{found.rest} {found.around.after}"
+            years = year and re.match(r"\d\d(?![\w.,:])", found.rest) and 0 < int(found.rest[:2]) - int(year[1]) < 10
+            if years or (year and re.match(rf"\d\d?\.? (?:{'|'.join(self.months)})\b", behind, re.IGNORECASE)):
+                return f" {words['to']} "  # 1940 - 41, 13 April 1860 - 19 November 1949
             first, last = re.search(r"(?<![\d.,])\d{1,9}$", found.head), re.match(r"\d{1,9}(?![\d.,:])", found.rest)
             is_range = first and last and int(first[0]) < int(last[0]) and found.around.after[:1].islower()
             return f" {words['to']} " if is_range else None

@@ -26,6 +26,9 @@ class Language(Romance):
     def of_noun(self, noun: str) -> str:
         return "d'" if noun.startswith(_VOWELS) else "de"
 
+    def agreed(self, said: str, value: str, noun: str, known: str) -> str:
+        return said if noun in self.words("streets") else super().agreed(said, value, noun, known)  # 1 rue Scribe
+
     def is_open(self, value: str, noun: str, said: str) -> bool:
         return said.endswith("un") and noun.endswith("e" if value == "1" else "es")
 
@@ -40,6 +43,7 @@ class Language(Romance):
         rule("h", r"(?<!\d)24 ?h ?/ ?24(?!\d)", lambda f: "vingt-quatre heures sur vingt-quatre")
         rule("ah", r"(?<![\w.,])(\d\d?) ?(h|heures?|ans?) (?:1/2|½)(?![\w/])", self._half_more)
         rule("j", r"(?<!\d)7 ?j ?/ ?7(?!\d)", lambda f: "sept jours sur sept")
+        rule("'’", r"(?<=\d0)['’]s(?!\w)", lambda f: "")  # 90's
         metres = {"1": "un mètre", "2": "deux mètres"}
         rule("m", r"(?<![\w.,])([12]) ?m ?([1-9]\d)(?!\w)", lambda f: f"{metres[f[1]]} {self.cardinal(f[2])}")
         rule(".", r"(?<![\w.,:/-])0[1-9](?:\.\d\d){4}(?![\w.]\d)", self.dialled)

@@ -44,6 +44,8 @@ class Language(Romance):
             r"(?<![\w.,:/-])0/(\d\d?)(?![\w/])",
             lambda f: f"{self.cardinal('0')} {self.slash} {self.cardinal(f[1])}",
         )
+        several = r"(?<![\w.,:/-])([1-9]\d?)/([1-9]\d?)(?![\w/]|[.,]\d)"  # 20/30 secondi
+        rule("/", several, self._several)
         nth = r"(?<![\w.,])(\d{1,6})-?esim([oaie])(?!\w)"  # 96esima
         rule("e", nth, lambda f: self.ordinal(f[1])[:-1] + f[2])
         has = r"(?<![\w.,])(\d{1,4}) ha$"  # l'articolo 134 ha luogo: a verb
@@ -56,6 +58,10 @@ class Language(Romance):
         rule(" ", free, lambda f: self.dialled(f) if f.before in called else None)
         rule("L", r"(?<!\w)L(?:it)?\. ?(\d{1,3}(?:\.\d{3})+)(?![\d/,])", self._lire)
         rule("", r"(?<![\w.,:/-])3\d\d[ -/]\d{6,7}(?![\w-]|[.,]\d)", self.dialled)
+
+    def _several(self, found: Found) -> str | None:
+        rises = int(found[1]) < int(found[2]) and found.after in self.words("lasting")
+        return f"{self.cardinal(found[1])}-{self.cardinal(found[2])}" if rises else None
 
     def _lire(self, found: Found) -> str:
         value = self.value(found[1])

@@ -45,7 +45,17 @@ class Language(EastAsian):
             )
             return "".join(parts) or None if found.ahead.endswith("率") else None
 
-        rule("・", r"(?<=\d)・(?=\d)", lambda f: "." if re.search(r"率\d+$", f.ahead) else None)
+
+        @rule("・", r"(?<=\d)・(?=\d)")
+        def point(found: Found) -> str | None:
+            """11・9ポイント"""
+            unit = found.behind.lstrip("0123456789")[:1]
+            sure = re.search(r"率\d+$", found.ahead) or (unit and unit in "%％倍万億兆ポマミ")
+            return "." if sure else None
+
+        bases = r"(?<![\d.,])([12])[.・,]([23])(?=塁|$)"
+        rule(".・,", bases, lambda f: f"{f[1]}、{f[2]}" if f.behind[:1] == "塁" else None)
+        rule("/", r"(?<=\d円)/(?=\d)", lambda f: self.pause)
         days = r"(?<=日)([(（])([日月火水木金土])((?:・祝)?)(?:[~～〜]([日月火水木金土]))?(?=[)）]|$)"
 
         @rule("(（", days)

@@ -79,7 +79,10 @@ class Language(EastAsian):
             return say(month) + (say(day) if whole else "".join(map(say, day)))
 
         rule("·", r"(?<![\w.,·])([1-9]|1[0-2])·([1-9]\d?)(?![\w.·])", event)
-        rule(".", rf"(?<![\w.,])([1-9]|1[0-2])\.([1-9]\d?)(?![\w.])(?= ?(?:{self.any_of('events')}))", event)
+        events = re.compile(rf" ?(?:{self.any_of('events')})")
+        day = r"(?<![\w.,])([1-9]|1[0-2])\.([1-9]\d?)(?![A-Za-z0-9.])"
+        rule(".", day, lambda f: event(f) if events.match(f.behind) else None)
+        rule("-", r"(?:(?<=\d파운드)|(?<=\d달러)|(?<=\d유로)) ?- ?(?=\d)", lambda f: Kept(f"{self.to} "))
         rule("대", rf"(?<![\w.,/-])([1-9]0) ?{DASH} ?([1-9]0)(?=대)", lambda f: f"{say(f[1])}{self.to} {say(f[2])}")
 
         def month(number: str) -> str:
@@ -137,6 +140,7 @@ class Language(EastAsian):
             """Exit 3, or three times."""
             next_word = found.rest.strip() or found.around.after
             named = re.match(self.any_of("numbered"), next_word) or found.before.endswith("반")
+            named = named or re.match("으로 ?(?:배정|정해|변경|바뀌)", found.behind)
             named = named or found.before.rstrip("은는이가") in self.words("named_number")
             if not named and next_word[:1] in ("을", "를"):
                 return keep(found)

@@ -1,7 +1,7 @@
 """What only Portuguese says or writes. It is said as in Brazil: dezenove, um bilhão."""
 
 from spoken_text.romance import Romance
-from spoken_text.rule import Found, Rules
+from spoken_text.rule import DAY, Found, Rules
 
 
 class Language(Romance):
@@ -32,6 +32,8 @@ class Language(Romance):
             return ("Dona" if name[-1] == "a" else "Dom") if known else None
 
         rule("$", r"(?<!\w)(R|US) (?=\$)", lambda f: f[1])
+        day = rf"(?<![\w.,:/-])(?:(1)º ?/ ?(0[1-9]|1[0-2])|{DAY} / (0[1-9]))(?![\w/]|[.,]\d)"
+        rule("/", day, lambda f: self.on_date("", int(f[2] or f[4]), f[1] or f[3]))
         score = r"(?<![\w.,])(\d{1,2}) ?x ?(\d{1,2})(?![\w.,])"  # Flamengo 2x1 Vasco
         rule("x", score, lambda f: f"{f[1]} a {f[2]}" if f.around.before[:1].isupper() else None)
 
@@ -40,5 +42,6 @@ class Language(Romance):
 
     def end(self, rule: Rules) -> None:
         self.iberian(rule)
+        rule("-", r"(?<![\w.,:/-])(?:\d{3}\.\d{3}\.\d{3}|\d{8,12})-\d\d(?![\w-]|[.,]\d)", self.dialled)  # CPF, CNPJ
         postal = r"(?<![\w.,:/-])\d{4}-\d{3}(?!\w|[.,-])"
         rule("-", postal, lambda f: self.dialled(f) if f.after[:1].isupper() else None)

@@ -123,8 +123,15 @@ class Language(EastAsian):
 
     def _years(self, rule: Rules) -> None:
         rule("/", r"(?<![\w.,:/-])(\d\d)/(\d\d?)/(\d\d?)(?![\w/]|[.,]\d)", self._short_date)
-        rule("(（", r"(?<=[(（])(?:1[5-9]\d\d|20[0-4]\d)(?=[)）])", lambda f: self.digits(f[0]))
         digits = self.digits
+
+        @rule("", r"(?<![\w.,/-])(?:1[5-9]|20)\d\d(?![\w.,/-]|[^)）级級届屆、])")
+        def year(found: Found) -> str | None:
+            """（1934）, 2008级, 2007、2008年"""
+            alone = found.ahead.endswith(("(", "（")) and self.behind(found, ")）")
+            listed = self.behind(found, "级級届屆、") and found[0] > "1950" and found[0][2:] != "00"
+            return digits(found[0]) if alone or listed else None
+
         season = "(?= ?(?:学年|學年|赛季|賽季|年度|财年|財年))"
         written = rf"(?<![\w.,/-])((?:19|20)\d\d)(?:{DASH}|/)((?:19|20)?\d\d){season}"
         rule("学學年财財赛賽", written, lambda f: f"{digits(f[1])}{self.to}{digits(f[2])}")
@@ -185,7 +192,7 @@ class Language(EastAsian):
         code = r"^\d{3,12}(?!\d|[.,:/-]\d)"
         rule("", code, lambda f: digits(f[0]) if f.around.before in tuple("打拨撥话話编編") else None)
         rule("", r"(?<=[A-Za-z])(-?)(\d{3,})(?![\d.,])", lambda f: f[1] + digits(f[2]))
-        year = r"(1[1-9]\d\d|2\d{3})"
+        year = r"(10(?!00)\d\d|1[1-9]\d\d|2\d{3})"
         both = rf"(?<![\d.,]){year}(?:年)? ?{DASH} ?{year}(?= ?年)"
         rule("年", both, lambda f: f"{digits(f[1])}{'年' if '年' in f[0] else ''}{self.to}{digits(f[2])}")
         rule("/", r"(?<![\w.,/-])((?:19|20)\d\d)/((?:19|20)\d\d)(?![\d/])", lambda f: f"{digits(f[1])}/{digits(f[2])}")
