@@ -77,7 +77,7 @@ class European(Spoken):
         self._dates(rule)
         if self.code != "ru":
             ends = r"(?![\w/]|[.,]\d)"
-            rule("/", rf"(?<![\w.,:/-])((?:1[89]|20)\d\d)/((?:1[89]|20)?\d\d){ends}", self._season)
+            rule("/", rf"(?<![\w.,:/-])((?:1[89]|20)\d\d|[1-9]\d\d)/(\d{{2,4}}){ends}", self._season)
             rule("/", rf"(?<![\w.,:/-])(\d{{1,5}})/((?:19|20)?\d\d){ends}", self._law)
         written = r"(?<![\w.,/-])24/7(?![\w/]|[.,]\d)"
         rule("/", written, lambda f: f"{self.cardinal('24')} {self.round_clock}{self.cardinal('7')}")
@@ -100,9 +100,10 @@ class European(Spoken):
         rule("s", decade, lambda f: keep(f) if f.before in plurals else None)  # les 80s, which are no seconds
 
     def _season(self, found: Found) -> str | None:
-        """1984/85"""
+        """1984/85, en 630/631"""
         first, last = found[1], found[2]
-        if (int(first) + 1) % 100 != int(last[-2:]):
+        next_year = f"{int(first) + 1}"
+        if last != next_year and (len(first) < 4 or last != next_year[2:]):
             return None
         last = f"{int(first) + 1}" if last[0] == "0" else last
         return f"{self.year(first)}{self.pause}{self.cardinal(last)}"

@@ -56,7 +56,7 @@ class Language(Romance):
         free = r"(?<![\w.,:/-])800 \d{3} \d{3}(?![\w]| \d|[.,]\d)"
         called = self.words("called")
         rule(" ", free, lambda f: self.dialled(f) if f.before in called else None)
-        rule("L", r"(?<!\w)L(?:it)?\. ?(\d{1,3}(?:\.\d{3})+)(?![\d/,])", self._lire)
+        rule("L", r"(?<!\w)L(?:it)?\. ?(\d{1,3}(?:\.\d{3})+)(?![\d/]|,\d)", self._lire)
         rule("", r"(?<![\w.,:/-])3\d\d[ -/]\d{6,7}(?![\w-]|[.,]\d)", self.dialled)
 
     def _several(self, found: Found) -> str | None:

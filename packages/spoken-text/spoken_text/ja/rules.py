@@ -50,7 +50,7 @@ class Language(EastAsian):
         def point(found: Found) -> str | None:
             """11・9ポイント"""
             unit = found.behind.lstrip("0123456789")[:1]
-            sure = re.search(r"率\d+$", found.ahead) or (unit and unit in "%％倍万億兆ポマミ")
+            sure = re.search(r"率\d+$", found.ahead) or (unit and unit in "%％倍万億兆ポマミキ")
             return "." if sure else None
 
         bases = r"(?<![\d.,])([12])[.・,]([23])(?=塁|$)"

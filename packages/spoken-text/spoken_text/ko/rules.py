@@ -78,7 +78,7 @@ class Language(EastAsian):
             whole = day in ("10", "20", "30") or (month == "12" and day == "12")
             return say(month) + (say(day) if whole else "".join(map(say, day)))
 
-        rule("·", r"(?<![\w.,·])([1-9]|1[0-2])·([1-9]\d?)(?![\w.·])", event)
+        rule("·ㆍ", r"(?<![\w.,·])([1-9]|1[0-2])[·ㆍ]([1-9]\d?)(?![\w.·])", event)
         events = re.compile(rf" ?(?:{self.any_of('events')})")
         day = r"(?<![\w.,])([1-9]|1[0-2])\.([1-9]\d?)(?![A-Za-z0-9.])"
         rule(".", day, lambda f: event(f) if events.match(f.behind) else None)
@@ -159,6 +159,8 @@ class Language(EastAsian):
 
         def counted(written: str, counter: str) -> str:
             value = self.value(written)
+            if counter == "시간" and value in ("24", "48", "72"):
+                return f"{self.cardinal(value)} 시간"
             most = 12 if counter == "시" else 99
             if value.isdecimal() and written[0] != "0" and 1 <= int(value) <= most:
                 return f"{native(int(value))} {counter}"

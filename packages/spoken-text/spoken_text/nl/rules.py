@@ -112,7 +112,7 @@ class Language(Germanic):
 
     def _score(self, found: Found) -> str | None:
         """Het werd 3 - 0, een 2-1 zege"""
-        falls, is_alone = int(found[1]) >= int(found[2]), found.head[-1:] == "("
+        falls, is_alone = int(found[1]) >= int(found[2]), found.head[-1:] == "(" or found.rest[:1] == ","
         sure = falls and (found.before in self.words("score_before") or is_alone and " " in found[0])
         if not sure and self.words("scores").isdisjoint((found.before, found.after)):
             return None

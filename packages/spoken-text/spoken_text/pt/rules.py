@@ -1,7 +1,9 @@
 """What only Portuguese says or writes. It is said as in Brazil: dezenove, um bilhão."""
 
+import re
+
 from spoken_text.romance import Romance
-from spoken_text.rule import DAY, Found, Rules
+from spoken_text.rule import DAY, MONTH, Found, Rules
 
 
 class Language(Romance):
@@ -34,6 +36,18 @@ class Language(Romance):
         rule("$", r"(?<!\w)(R|US) (?=\$)", lambda f: f[1])
         day = rf"(?<![\w.,:/-])(?:(1)º ?/ ?(0[1-9]|1[0-2])|{DAY} / (0[1-9]))(?![\w/]|[.,]\d)"
         rule("/", day, lambda f: self.on_date("", int(f[2] or f[4]), f[1] or f[3]))
+
+        @rule("/.", rf"\({DAY} ?[/.] ?{MONTH}(?=\))")
+        def on_day(found: Found) -> str | None:
+            """quarta-feira (5/11)"""
+            named = found.around.before.lower().split("-")[-1] in ("dia", "feira", "sábado", "domingo")
+            return f"({self.on_date('', int(found[2]), found[1])}" if named else None
+
+        @rule("$", rf"(?<!\w)R\$ ?({self.pattern}(?: (?:mil|milhão|milhões|bilhão|bilhões))?)")
+        def twice(found: Found) -> str | None:
+            """R$ 1 mil reais"""
+            return found[1] if re.match(" +(?:de +)?reais", f"{found.rest} {found.around.after}") else None
+
         score = r"(?<![\w.,])(\d{1,2}) ?x ?(\d{1,2})(?![\w.,])"  # Flamengo 2x1 Vasco
         rule("x", score, lambda f: f"{f[1]} a {f[2]}" if f.around.before[:1].isupper() else None)
 

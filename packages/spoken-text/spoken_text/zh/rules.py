@@ -87,6 +87,9 @@ class Language(EastAsian):
         written = r"(?<![\w.,/-])(?:5\.1|10\.1)(?![\w.,/-])"
         rule(".", written, lambda f: holidays[f[0]] if self.behind(f, "假国黄长小劳") else None)
         rule("-", r"(?<![\w.,/-])(\d{1,2})-(\d{3,4})(?=室|房|号)", lambda f: f"{whole(int(f[1]))}-{digits(f[2])}")
+        day = r"(?<![\w.,/-])([1-9]|1[0-2])\.([1-9]\d?)(?![\d.])"  # 5.16事变
+        rule(".", day, lambda f: digits(f[1] + f[2]) if self.behind(f, "事军軍政运運惨慘") else None)
+        rule("", r"(?<![\w.,/-])\d{3,4}(?![\w.,/-])", lambda f: digits(f[0]) if self.behind(f, "型") else None)
         rule("后後", r"(?<![\w.,/-])(?:[5-9][05]|0[05]|10)(?=[后後](?!期))", lambda f: digits(f[0]))
         rule("·", r"(?<![\w.,/-])([1-9]\d?)·(\d{1,2})(?![\w.·])", lambda f: digits(f[1] + f[2]))
 
