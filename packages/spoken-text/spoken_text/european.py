@@ -46,7 +46,7 @@ class European(Spoken):
     # ---------------------------------------------------------------- which words belong together
 
     def begins(self, word: str) -> bool:
-        word = re.split("['’]", word)[-1].lstrip('("«„[').lower()  # l'art.
+        word = word.replace("’", "'").rpartition("'")[2].lstrip('("«„[').lower()  # l'art.
         if word in ("n", "n.") and f"{word}°" in self.leads:
             return True
         return word in self.leads or word in _ALONE or word in self.centuries or word in self.words("money")
@@ -54,6 +54,8 @@ class European(Spoken):
     def follows(self, word: str, held: str) -> bool:
         if held[-1].isdecimal():
             return word in _BEHIND or word in _RAISED
+        if held in ("km", "m", "cm") and word[0] in "²³":
+            return True
         if held.lower() in ("n", "n.") and word in _RAISED or held in _RAISED and word[:1].isdecimal():
             return True  # n º 5
         if held in self.signs or self.begins(held):
@@ -73,6 +75,7 @@ class European(Spoken):
     def second(self, rule: Rules) -> None:
         number = self.pattern
         self.own(rule)
+        rule("²³", r"(?<![^\W\d])([kc]?m) (?=[²³])", lambda f: f[1])
         rule("", rf"(?i:(?<![\w.])({ends_of(self.leads)})) ?(?=\d)", self._lead)
         self._dates(rule)
         if self.code != "ru":

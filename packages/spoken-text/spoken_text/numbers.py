@@ -10,6 +10,9 @@ from spoken_text.rule import DAY, MONTH, Around, Found, Kept, Rules, Say, keep, 
 from spoken_text.spoken import Spoken
 from spoken_text.stage import is_cjk
 
+_NUMERIC = re.compile(rf"[\d{''.join(figures.VULGAR)}]")
+_CURRENCY = re.compile(rf"[-−]?(?:{amounts.SIGN})|{amounts.CODE}")
+
 
 @cache
 def _compiled(pattern: str, is_joined: bool) -> re.Pattern[str]:
@@ -106,13 +109,14 @@ class Numbers:
     def is_roman(self, word: str, around: Around) -> bool:
         """May the word be a Roman numeral, behind a king's name or "Chapter" or alone?"""
         word = word.replace("’", "'").removesuffix("'s")
-        if figures.roman(self.spoken, word, around.before, around.earlier) is not None or self.spoken.is_roman(word):
+        may_be = word[:1] in "IVXLC" and figures.roman(self.spoken, word, around.before, around.earlier) is not None
+        if may_be or self.spoken.is_roman(word):
             return True
         return around.begins and len(word) > 1 and number_of(word) > 0
 
     def is_number(self, word: str) -> bool:
         """Does the word have what a rule reads?"""
-        return any(character.isdecimal() or character in figures.VULGAR for character in word)
+        return _NUMERIC.search(word) is not None
 
     def begins_number(self, word: str) -> bool:
         """Is the word a currency, a sign or an abbreviation that a number may follow?"""
@@ -120,7 +124,7 @@ class Numbers:
             return True
         if spelling.begins(self.spoken, word):
             return True
-        return bool(re.fullmatch(rf"[-−]?(?:{amounts.SIGN})|{amounts.CODE}", word))
+        return _CURRENCY.fullmatch(word) is not None
 
     def _apart(self, say: Say, around: Around, match: re.Match[str]) -> str:
         """What to say, with blanks between its words and adjacent letters, if the language uses blanks."""

@@ -9,6 +9,7 @@ from spoken_text.rule import Found, Kept, Rules, ends_of, keep
 from spoken_text.spoken import LANGUAGES, Spoken, gender_of
 from spoken_text.tables import table_of
 
+_SIGN = re.compile(r"(?<!\w)[@#](?=[^\W\d]|$)|\w&(?=\w)|^@$")  # a name such as @ann, a tag, AT&T
 _SHORT = ("titles", "short", "short_last")
 """Tables of words that are short for others: before a name only, anywhere, and also at the end of a sentence."""
 _OPENING, _CLOSING = "([\"'“„«¿¡", ",;:!?)]»”\"'"
@@ -51,7 +52,7 @@ def begins(spoken: Spoken, word: str) -> bool:
     core = word.lstrip(_OPENING).rstrip(_CLOSING)
     if core in _beginnings(spoken.code):
         return True
-    return core == "&" or bool(re.search(r"(?<!\w)[@#](?=[^\W\d]|$)|\w&(?=\w)|^@$", core)) and "=" not in core
+    return core == "&" or _SIGN.search(core) is not None and "=" not in core
 
 
 def follows(spoken: Spoken, word: str, held: str) -> bool:

@@ -45,7 +45,6 @@ class Language(EastAsian):
             )
             return "".join(parts) or None if found.ahead.endswith("率") else None
 
-
         @rule("・", r"(?<=\d)・(?=\d)")
         def point(found: Found) -> str | None:
             """11・9ポイント"""

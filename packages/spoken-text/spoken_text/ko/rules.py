@@ -78,6 +78,11 @@ class Language(EastAsian):
             whole = day in ("10", "20", "30") or (month == "12" and day == "12")
             return say(month) + (say(day) if whole else "".join(map(say, day)))
 
+        on_weekday = r"(?<![\w.,])([1-9]|1[0-2])\.([1-9]|[12]\d|3[01])(?=\([월화수목금토일]\)|$)"
+        rule(".", on_weekday, lambda f: self.on_date("", int(f[1]), f[2]) if f.behind[:1] == "(" else None)
+        english = self.table("english")
+        named = rf"(?<![A-Za-z0-9.-])(?:{'|'.join(english)})(?![A-Za-z0-9-])"
+        rule("".join({name[-1] for name in english}), named, lambda f: english[f[0]])
         rule("·ㆍ", r"(?<![\w.,·])([1-9]|1[0-2])[·ㆍ]([1-9]\d?)(?![\w.·])", event)
         events = re.compile(rf" ?(?:{self.any_of('events')})")
         day = r"(?<![\w.,])([1-9]|1[0-2])\.([1-9]\d?)(?![A-Za-z0-9.])"

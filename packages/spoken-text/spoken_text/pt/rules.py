@@ -48,6 +48,14 @@ class Language(Romance):
             """R$ 1 mil reais"""
             return found[1] if re.match(" +(?:de +)?reais", f"{found.rest} {found.around.after}") else None
 
+        rule("x", r"(?<=\d{3})x(?=\d{3})", lambda f: f" {self.by} ")
+
+        @rule("°", r"(?<![\w.,])([1-9]\d?) ?°(?=$| [A-Z])")
+        def before_name(found: Found) -> str | None:
+            """o 38° Encontro"""
+            name = found.after[:1].isupper() and len(found.after) > 2 and found.after != "Celsius"
+            return self.ordinal(found[1]) if name and found.before in ("o", "a", "do", "da", "no", "na") else None
+
         score = r"(?<![\w.,])(\d{1,2}) ?x ?(\d{1,2})(?![\w.,])"  # Flamengo 2x1 Vasco
         rule("x", score, lambda f: f"{f[1]} a {f[2]}" if f.around.before[:1].isupper() else None)
 

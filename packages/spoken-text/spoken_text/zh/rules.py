@@ -128,11 +128,11 @@ class Language(EastAsian):
         rule("/", r"(?<![\w.,:/-])(\d\d)/(\d\d?)/(\d\d?)(?![\w/]|[.,]\d)", self._short_date)
         digits = self.digits
 
-        @rule("", r"(?<![\w.,/-])(?:1[5-9]|20)\d\d(?![\w.,/-]|[^)）级級届屆、])")
+        @rule("", r"(?<![\w.,/-])(?:1[5-9]|20)\d\d(?![\w.,/-]|[^)）级級届屆、或和及與与])")
         def year(found: Found) -> str | None:
             """（1934）, 2008级, 2007、2008年"""
             alone = found.ahead.endswith(("(", "（")) and self.behind(found, ")）")
-            listed = self.behind(found, "级級届屆、") and found[0] > "1950" and found[0][2:] != "00"
+            listed = self.behind(found, "级級届屆、或和及與与") and found[0] > "1950" and found[0][2:] != "00"
             return digits(found[0]) if alone or listed else None
 
         season = "(?= ?(?:学年|學年|赛季|賽季|年度|财年|財年))"
@@ -140,7 +140,7 @@ class Language(EastAsian):
         rule("学學年财財赛賽", written, lambda f: f"{digits(f[1])}{self.to}{digits(f[2])}")
         rule("学學年财財赛賽", rf"(?<![\w.,/-])((?:19|20)\d\d){season}", lambda f: digits(f[1]))
 
-        era, lasts = re.compile("[公西]元前?$"), re.compile(rf"(?:{self.any_of('lasts')})$")
+        era, lasts = re.compile("[公西]元前?(?:.{3,4}年[到至])?$"), re.compile(rf"(?:{self.any_of('lasts')})$")
         rule("年", r"(?<![\w.,/-])\d{1,4}(?=年)", lambda f: digits(f[0]) if era.search(f.ahead) else None)
 
         @rule("年", r"(?<![\w.,/-])([1-9]\d{3})(?=年)")
