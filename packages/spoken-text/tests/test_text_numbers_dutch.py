@@ -7,6 +7,10 @@ from test_text_stream import in_pieces
 from spoken_text.normalize import NormalizerStream
 
 ROWS = [
+    ("range", NL, "In 1940 - 41 (13 april 1860 - 19 november 1949)",
+     "In negentienhonderdveertig tot eenenveertig (dertien april achttienhonderdzestig tot negentien november "
+     "negentienhonderdnegenenveertig)"),
+    ("score", NL, "Met de snelle 3 - 0, onder", "Met de snelle drie nul, onder"),
     ("abbreviation", NL, "4 mnd, 500 inw./km²", "vier maanden, vijfhonderd inwoners per vierkante kilometer"),
     ("aantal", NL, "Ik heb 1 appel en 21 peren.", "Ik heb één appel en eenentwintig peren."),
     ("aantal", NL, "Er waren 1.500 mensen en 150 000 banen.",

@@ -51,6 +51,15 @@ class Language(EastAsian):
         rule(".", rf"(?<![\w.,/-]){year}\. ?{month}\.(?! ?\d)(?=.)", lambda f: self.month(f[1], f[2]))
 
     def _dates(self, rule: Rules) -> None:
+        season = r"(?<![\w.,])(20\d\d)-(0\d)(?=$| ?시즌)"
+
+        @rule("-", season)
+        def seasons(found: Found) -> str | None:
+            """2008-09 시즌, which is no month"""
+            first, last = int(found[1]), int(found[2])
+            sure = last == first % 100 + 1 and found.behind.lstrip().startswith("시즌")
+            return f"{self.cardinal(found[1])}{self.to} {self.cardinal(str(first + 1))}" if sure else None
+
         rule("년분시월일", r"(?<=\d[년월일시분])(?=\d)|(?<=\d시간)(?=\d)", lambda f: " ")
         super()._dates(rule)
 

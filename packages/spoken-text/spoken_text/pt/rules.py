@@ -48,6 +48,8 @@ class Language(Romance):
             """R$ 1 mil reais"""
             return found[1] if re.match(" +(?:de +)?reais", f"{found.rest} {found.around.after}") else None
 
+        months = "|".join(self.months)
+        rule("0", rf"(?<![\w.,:/-])0(?=[1-9] de (?:{months}))", lambda f: "")
         rule("x", r"(?<=\d{3})x(?=\d{3})", lambda f: f" {self.by} ")
 
         @rule("°", r"(?<![\w.,])([1-9]\d?) ?°(?=$| [A-Z])")

@@ -99,7 +99,8 @@ class Language(EastAsian):
 
         @rule("", r"(?<![\w.,/])(-?)([1-9]\d{0,2})(?:-(\d00))?(?![\w.,/-]|米|元)")
         def model(found: Found) -> str | None:
-            if not models.search(found.ahead):
+            named = found[1] and found.ahead.endswith(("图", "圖", "苏", "蘇"))  # 图-154, but 图1
+            if not named and not models.search(found.ahead):
                 return None
             figure = found[2]
             said = whole(int(figure)) if len(figure) < 3 and figure < "20" else digits(figure)
@@ -141,13 +142,19 @@ class Language(EastAsian):
         rule("学學年财財赛賽", rf"(?<![\w.,/-])((?:19|20)\d\d){season}", lambda f: digits(f[1]))
 
         era, lasts = re.compile("[公西]元前?(?:.{3,4}年[到至])?$"), re.compile(rf"(?:{self.any_of('lasts')})$")
-        rule("年", r"(?<![\w.,/-])\d{1,4}(?=年)", lambda f: digits(f[0]) if era.search(f.ahead) else None)
+
+        @rule("年", r"(?<![\w.,/-])\d{1,4}(?=年)")
+        def era_year(found: Found) -> str | None:
+            """公元前221年, but 公元前一千年"""
+            is_round = found[0].endswith("00") and re.search("元前约?約?$", found.ahead)
+            return self.cardinal(found[0]) if is_round else digits(found[0]) if era.search(found.ahead) else None
+
 
         @rule("年", r"(?<![\w.,/-])([1-9]\d{3})(?=年)")
         def lasting(found: Found) -> str | None:
             """1500年前 are a count, 1949年前 is a year."""
             year, right = found[1], found.behind[1:]
-            recent = year[:2] in ("19", "20") and year not in ("1900", "2000")
+            recent = year[:2] in ("19", "20") and year != "1900" and (year != "2000" or right[:1] in tuple("后後"))
             counts = year.endswith("00") and lasts.search(found.ahead)
             counts = counts or re.match("[前历歷后後间間]|的历", right)
             return self.cardinal(year) if counts and not recent else None
