@@ -4,6 +4,7 @@ import pytest
 from test_text_rules import ES, FR, IT, PT, normalized
 
 ROWS = [
+    ("score", PT, "por 6/2, 1/6 e 7/6, com 1/2", "por seis a dois, um a seis e sete a seis, com um meio"),
     ("accent", IT, "i 923 e i 23.000", "i novecentoventitré e i ventitremila"),
     ("law", IT, "agli artt 70/71", "agli artt settanta barra settantuno"),
     ("range", IT, "20/30 secondi, 2/3 di", "venti-trenta secondi, due terzi di"),

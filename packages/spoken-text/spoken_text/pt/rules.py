@@ -50,6 +50,13 @@ class Language(Romance):
 
         months = "|".join(self.months)
         rule("0", rf"(?<![\w.,:/-])0(?=[1-9] de (?:{months}))", lambda f: "")
+
+        @rule("/", r"(?<![\w.,/])[0-7]/[0-7](?:(?:, | e )[0-7]/[0-7])*(?![\w/])")
+        def sets(found: Found) -> str | None:
+            """por 6/2, 1/6 e 7/6"""
+            sure = re.search("[67]/[0-6]", found[0]) and (found.before == "por" or len(found[0]) > 3)
+            return found[0].replace("/", " a ") if sure else None
+
         rule("x", r"(?<=\d{3})x(?=\d{3})", lambda f: f" {self.by} ")
 
         @rule("°", r"(?<![\w.,])([1-9]\d?) ?°(?=$| [A-Z])")

@@ -149,14 +149,20 @@ class Language(EastAsian):
             is_round = found[0].endswith("00") and re.search("元前约?約?$", found.ahead)
             return self.cardinal(found[0]) if is_round else digits(found[0]) if era.search(found.ahead) else None
 
+        @rule("年", rf"(?<![\w.,/-])((?:1\d|20)\d\d) ?{DASH} ?(\d\d)(?=年)")
+        def short_range(found: Found) -> str | None:
+            """1620-21年"""
+            rises = found[1][2:] < found[2]
+            return f"{digits(found[1])}{self.to}{digits(found[2])}" if rises else None
 
         @rule("年", r"(?<![\w.,/-])([1-9]\d{3})(?=年)")
         def lasting(found: Found) -> str | None:
             """1500年前 are a count, 1949年前 is a year."""
             year, right = found[1], found.behind[1:]
             recent = year[:2] in ("19", "20") and year != "1900" and (year != "2000" or right[:1] in tuple("后後"))
-            counts = year.endswith("00") and lasts.search(found.ahead)
-            counts = counts or re.match("[前历歷后後间間]|的历", right)
+            counts = year.endswith("00") and (lasts.search(found.ahead) or re.match("[后後间間]", right))
+            counts = counts or year.endswith("0") and re.match("[前历歷]|的历", right)
+            recent = recent or found.ahead.endswith(("年至", "年到"))
             return self.cardinal(year) if counts and not recent else None
 
         @rule("年", r"(?<![\w.,/-])[89][1-9](?=年(?!\d|代|级))")
@@ -192,7 +198,10 @@ class Language(EastAsian):
 
     def _life(self, found: Found) -> str | None:
         """（1881-1936）"""
-        sure = found.ahead.endswith(("（", "(")) and int(found[1]) < int(found[2])
+        in_brackets = re.search(r"[（(](?:[^（()）\d]{1,9}[，约約])?$", found.ahead) or found.ahead.endswith(
+            ("（约", "（約")
+        )
+        sure = in_brackets and self.behind(found, ")）") and int(found[1]) < int(found[2])
         return f"{self.digits(found[1])}{self.to}{self.digits(found[2])}" if sure else None
 
     def counters(self, rule: Rules) -> None:
