@@ -27,9 +27,8 @@ class Language(Romance):
         return "d'" if noun.startswith(_VOWELS) else "de"
 
     def agreed(self, said: str, value: str, noun: str, known: str) -> str:
-        return (
-            said if noun in self.words("numbered_streets") else super().agreed(said, value, noun, known)
-        )  # 1 rue Scribe
+        """1 rue Scribe is the number of a house."""
+        return said if noun in self.words("numbered_streets") else super().agreed(said, value, noun, known)
 
     def is_open(self, value: str, noun: str, said: str) -> bool:
         return said.endswith("un") and noun.endswith("e" if value == "1" else "es")

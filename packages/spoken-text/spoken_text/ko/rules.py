@@ -154,7 +154,7 @@ class Language(EastAsian):
             """Exit 3, or three times."""
             next_word = found.rest.strip() or found.around.after
             named = re.match(self.any_of("numbered"), next_word) or found.before.endswith("반")
-            named = named or re.match("으로 ?(?:배정|정해|변경|바뀌)", found.behind)
+            named = named or re.match("으로 ?(?:배정|정해|변경|바뀌)", found.behind) is not None
             named = named or found.before.rstrip("은는이가") in self.words("named_number")
             if not named and next_word[:1] in ("을", "를"):
                 return keep(found)

@@ -162,8 +162,8 @@ class Language(EastAsian):
             recent = year[:2] in ("19", "20") and year != "1900" and (year != "2000" or right[:1] in tuple("后後"))
             counts = year.endswith("00") and (lasts.search(found.ahead) or re.match("[后後间間]", right))
             counts = counts or year.endswith("0") and re.match("[前历歷]|的历", right)
-            recent = recent or found.ahead.endswith(("年至", "年到"))
-            return self.cardinal(year) if counts and not recent else None
+            ends_range = found.ahead.endswith(("年至", "年到"))
+            return self.cardinal(year) if counts and not recent and not ends_range else None
 
         @rule("年", r"(?<![\w.,/-])[89][1-9](?=年(?!\d|代|级))")
         def short(found: Found) -> str | None:
@@ -198,9 +198,7 @@ class Language(EastAsian):
 
     def _life(self, found: Found) -> str | None:
         """（1881-1936）"""
-        in_brackets = re.search(r"[（(](?:[^（()）\d]{1,9}[，约約])?$", found.ahead) or found.ahead.endswith(
-            ("（约", "（約")
-        )
+        in_brackets = re.search(r"[（(](?:[^（()）\d]{0,9}[，约約])?$", found.ahead)
         sure = in_brackets and self.behind(found, ")）") and int(found[1]) < int(found[2])
         return f"{self.digits(found[1])}{self.to}{self.digits(found[2])}" if sure else None
 
