@@ -62,6 +62,8 @@ def money(spoken: Spoken, rule: Rules) -> None:
     def single(found: Found, sign: str, written: str, size: str | None) -> str | None:
         if spoken.code in ("es", "pt") and sign == "$" and not size and re.fullmatch(r"\d+(?:,\d{3})+", written):
             written = written.replace(",", "")
+        if sign == "PHP" and found[0][0] == "P" and re.fullmatch(r"[3-8](?:\.\d)?", written):
+            return None  # a language of computers
         said = spoken.money_at(found, sign, written, size) or spoken.amount(sign, written, size)
         if not said or isinstance(said, Kept):
             return said

@@ -180,7 +180,7 @@ class EastAsian(Spoken):
         self.dotted_dates(year, month, day, rule)
         rule(".", r"(?<![\w.,/-])\d\d\.\d{1,2}\.\d{1,2}(?![\w.])", lambda f: None if self.is_versioned(f) else keep(f))
         # 2024-03 is a month, 2010-12 may be years, 2024.03 may be an amount.
-        written = rf"(?<![\w.,/-]){year}(?:[-/](0[1-9])|/(1[0-2]))(?![\w./-]|,\d)"
+        written = rf"(?<![\w.,/-]){year}(?:[-/](0[1-9])|/(1[0-2]))(?![\w./-]|,\d| ?[年学學赛賽财財])"
         rule("-/", written, lambda f: self.month(f[1], f[2] or f[3]))
         ends = r"(?=$|[-~～〜）) ]|到|至|から|부터)"
         rule(".", rf"(?<![\w.,/-]){year}\.(?:0[1-9]|1[0-2]){ends}(?! ?[%A-Za-z元円万萬亿億원만])", keep)
@@ -205,6 +205,7 @@ class EastAsian(Spoken):
         behind = "|".join(rf"(?<=\d{unit * size})" for size in (1, 2, 3))
         rule("—", r"(?<=\d)—(?=\d)", lambda f: "～")
         rule("~～〜", r"(?<=\d) ?[~～〜] ?(?=[-−]\d)", lambda f: said)
+        rule("~～〜", r"(?<=\d/\d) ?[~～〜] ?(?=\d/\d)", lambda f: said)
         rule(")", r"(?<=\)) ?[~～〜] ?(?=\d)", lambda f: said)
         rule("°", rf"°C ?{_DASHES} ?(?=[-−]?\d)", lambda f: Kept(f"°C{said}"))
         rule(DASHES + "—", rf"(?:{behind}|(?<=\d°)) ?{_DASHES} ?(?=[-−]?\d)", lambda f: said)

@@ -2,6 +2,7 @@
 
 import re
 
+from spoken_text.amounts import CODES
 from spoken_text.east_asian import EastAsian
 from spoken_text.rule import DASH, DASHES, Found, Kept, Rules, keep
 
@@ -25,6 +26,7 @@ class Language(EastAsian):
         self.counter = rf"(?:(?!{self.any_of('no_counters')})(?:{self.any_of('counters')})|室(?=\d厅|\d廳))"
         known = *self.words("counters"), *self.words("no_counters"), self._data["following"], "室厅廳"
         self.following = frozenset("".join(known))
+        self.no_years = "".join(self.words("counters")) + self._data["no_years"]
         self.won = tuple(self._data["won"])
 
     def whole(self, number: int) -> str:
@@ -49,10 +51,14 @@ class Language(EastAsian):
 
     def own(self, rule: Rules) -> None:
         number, whole, digits = self.pattern, self.whole, self.digits
+        rule(":：", r"(?<=\d[:：][0-5]\d)分", lambda f: "")  # 15:15分
+        locant = r"(?<![\w.,-])-(\d{1,2})(?=-)"  # 甘油醛-3-磷酸
+        rule("-", locant, lambda f: Kept(f"-{whole(int(f[1]))}") if "一" < f.ahead[-1:] not in self.verbs else None)
         link = "是|为|為|[:：]"
         named = re.compile(rf"(?:{self.any_of('numbered')})(?:号|号码)?(?:{link})? ?$|号(?:{link}) ?$")
         written = r"(?<![\w.,/-])\d{3,20}(?:[ -]\d{3,8}){0,5}(?![\w]|[.,:/-]\d| \d)"
         rule("", written, lambda f: self.dialled(f) if named.search(f.ahead) else None)
+        rule(" ", r"(?<![\w.,/-])(?!20\d\d 20)[2-9]\d{3} \d{4}(?![\w.,/-]| ?\d)", self.dialled)  # in Hong Kong
         area = re.compile(r"[（(]0\d{2,3}[)）] ?$")
         rule("", r"^\d{7,8}$", lambda f: digits(f[0]) if area.search(f.around.left) else None)
 
@@ -60,7 +66,9 @@ class Language(EastAsian):
         def emergency(found: Found) -> str | None:
             return digits(found[0]) if self.behind(found, "报火急救警") else None
 
-        rule(DASHES, r"^([1-9]\d{2,3})[-–~～]([1-9]\d{2,3})$", self._life)
+        rule(DASHES, r"(?<![\w.,/-])([1-9]\d{2,3})[-–~～－]([1-9]\d{2,3}|\d\d)(?![\w.,/-])", self._life)
+        named_by_letters = r"(?<![\w.,/:-])[1-9]\d{2,4}(?![\w.,/:%-]| ?[A-Za-z%\d])"  # ISO 9001
+        rule("", named_by_letters, self._after_letters)
 
         @rule("", r"(?<![\w.,/-])((?:19|20)\d\d)(?=[世奥奧亚亞冬春夏秋款版]|欧(?!元)|$)")
         def event(found: Found) -> str | None:
@@ -79,8 +87,11 @@ class Language(EastAsian):
         rule(".", r"(?<=\d)\.00?(?= ?(?:元|美元|欧元|英镑|港元|日元))", lambda f: Kept())
         hotlines = rf"(?<![\w.,/-])(?:{self.any_of('hotlines')}|95\d{{3}})(?![\w%元个人万亿]|[.,:/-]\d)"
         rule("", hotlines, lambda f: digits(f[0]))
-        room = r"(?<![\w.,/-])(\d{3,4})(?=路|室(?!\d厅)|号房|房间|国道|號房|房間)"
-        rule("号国室房號路", room, lambda f: digits(f[1]))
+        titled = r"(?<![\w.,/-])[1-9]\d{2,3}(?<!00)(?=[》』」]|$)"  # 《银河铁道999》
+        noun = re.compile("[\u4e00-\u9fff]$")
+        rule("", titled, lambda f: digits(f[0]) if self.behind(f, "》』」") and noun.search(f.ahead) else None)
+        room = r"(?<![\w.,/-])(\d{3,4})(?=路|[线線綫](?<!00.)|室(?!\d厅)|号房|房间|国道|號房|房間)"
+        rule("号国室房號路线線綫", room, lambda f: digits(f[1]))
         rule("-", r"(?<![\w.,/-])(7[0-8]7)-([1-9]00)(?![\w.,/-])", lambda f: f"{digits(f[1])}，{whole(int(f[2]))}")
 
         holidays = {"5.1": "五一", "10.1": "十一"}
@@ -96,10 +107,11 @@ class Language(EastAsian):
         written = r"(?<![\w.,/-])(?:911|618|315|818|1111|1212)(?![\w.,/-])"
         rule("", written, lambda f: digits(f[0]) if self.behind(f, "事恐购大晚") else None)
         models = re.compile(rf"(?:{self.any_of('models')}) ?-?$")
+        prefixes = tuple("图圖苏蘇铀鈾钚鈈碳氢氫锶鍶铯銫碘钴鈷镭鐳氧氮")
 
         @rule("", r"(?<![\w.,/])(-?)([1-9]\d{0,2})(?:-(\d00))?(?![\w.,/-]|米|元)")
         def model(found: Found) -> str | None:
-            named = found[1] and found.ahead.endswith(("图", "圖", "苏", "蘇"))  # 图-154, but 图1
+            named = found[1] and found.ahead.endswith(prefixes)  # 图-154, but 图1
             if not named and not models.search(found.ahead):
                 return None
             figure = found[2]
@@ -113,7 +125,7 @@ class Language(EastAsian):
         self._ratios(rule)
         rule("‰", rf"({number}) ?‰", lambda f: f"千分之{self.said(f[1])}")
         per = "小时|分钟|[分秒天日人月年个件斤公平立吨米次瓶份晚升单间]"
-        rule("/", rf"(?<=[里米克升元斤吨次人])/(?={per})", lambda f: "每")
+        rule("/", rf"(?<=[里米克升元斤吨次人发發])/(?={per})", lambda f: "每")
         rule("Pp", r"(?<![\w.,])\d{3,4}(?=[pP](?![A-Za-z]))", lambda f: digits(f[0]))
         # 图1-2 may be one figure or two.
         tables = ("图", "圖", "表", "例", "式", "题")
@@ -129,17 +141,46 @@ class Language(EastAsian):
         rule("/", r"(?<![\w.,:/-])(\d\d)/(\d\d?)/(\d\d?)(?![\w/]|[.,]\d)", self._short_date)
         digits = self.digits
 
-        @rule("", r"(?<![\w.,/-])(?:1[5-9]|20)\d\d(?![\w.,/-]|[^)）级級届屆、或和及與与])")
+        @rule(DASHES, rf"(?<![\w.,/-])((?:1[5-9]|20)\d\d)(?= ?{DASH})")
+        def since(found: Found) -> str | None:
+            """（1987-）"""
+            ends = re.match(f" ?{DASH}[)）]", found.behind)
+            return digits(found[1]) if ends and re.search(r"[(（][^()（）\d]{0,9}$", found.ahead) else None
+
+        dated = r"(?<![\w.,/-])[1-9]\d{2,3}(?=[)）]|$)"  # 元年（1201）
+        rule("", dated, lambda f: digits(f[0]) if re.search("年[（(]$", f.ahead) and self.behind(f, ")）") else None)
+
+        @rule("", r"(?<![\w.,/-])(?:1[5-9]|20)\d\d(?![\w.,/-]|[^)）》”」』级級届屆、或和及與与])")
         def year(found: Found) -> str | None:
             """（1934）, 2008级, 2007、2008年"""
-            alone = found.ahead.endswith(("(", "（")) and self.behind(found, ")）")
+            alone = found.ahead.endswith(tuple("(（《“「『")) and self.behind(found, ")）》”」』")
             listed = self.behind(found, "级級届屆、或和及與与") and found[0] > "1950" and found[0][2:] != "00"
             return digits(found[0]) if alone or listed else None
 
-        season = "(?= ?(?:学年|學年|赛季|賽季|年度|财年|財年))"
-        written = rf"(?<![\w.,/-])((?:19|20)\d\d)(?:{DASH}|/)((?:19|20)?\d\d){season}"
-        rule("学學年财財赛賽", written, lambda f: f"{digits(f[1])}{self.to}{digits(f[2])}")
-        rule("学學年财財赛賽", rf"(?<![\w.,/-])((?:19|20)\d\d){season}", lambda f: digits(f[1]))
+        both = r"(?<![\w.,/-])((?:1[5-9]|20)\d\d)(?= ?[至到] ?(?:1[5-9]|20)\d\d ?年)"
+        rule("至到", both, lambda f: digits(f[1]))  # 2008至2009年
+        listed = r"(?<![\w.,/-])((?:1[5-9]|20)\d\d),(?=(?:1[5-9]|20)\d\d年)"
+        rule(",", listed, lambda f: f"{digits(f[1])}、")
+
+        @rule("/", r"(?<![\w.,/-])([1-9]\d{2,3})/([1-9]\d{2,3})(?![\w.,/-])")
+        def next_to_it(found: Found) -> str | None:
+            """1993/1994, 6415/6416次"""
+            link = self.pause if self.behind(found, "次") else self.to
+            follows = int(found[2]) == int(found[1]) + 1
+            return f"{digits(found[1])}{link}{digits(found[2])}" if follows else None
+
+        seasons = "学學赛賽财財年季马馬球雪"
+        season = "(?= ?(?:学年|學年|年?赛季|年?賽季|年度|财年|財年|季(?![节節度])|$))"
+
+        @rule("", rf"(?<![\w.,/-])((?:19|20)\d\d)(?:(?:{DASH}|/)((?:19|20)?\d\d))?{season}")
+        def in_season(found: Found) -> str | None:
+            """2023/24赛季, 1998-99季"""
+            if not self.behind(found, seasons):
+                return None
+            return f"{digits(found[1])}{self.to}{digits(found[2])}" if found[2] else digits(found[1])
+
+        rule("", rf"(?<![\w.,/:-])(?:1[5-9]|20)\d\d(?![\w.,/:%-]| ?(?:{DASH}|[A-Za-z\d%]))", self._bare)
+        rule(DASHES, rf"(?<![\w.,/-])([1-9]\d\d) ?{DASH} ?([1-9]\d\d)(?=年)", self._early_years)
 
         era, lasts = re.compile("[公西]元前?(?:.{3,4}年[到至])?$"), re.compile(rf"(?:{self.any_of('lasts')})$")
 
@@ -149,7 +190,23 @@ class Language(EastAsian):
             is_round = found[0].endswith("00") and re.search("元前约?約?$", found.ahead)
             return self.cardinal(found[0]) if is_round else digits(found[0]) if era.search(found.ahead) else None
 
-        @rule("年", rf"(?<![\w.,/-])((?:1\d|20)\d\d) ?{DASH} ?(\d\d)(?=年)")
+        @rule("年", r"(?<![\w.,/-])([1-9]\d\d)(?=年)")
+        def early(found: Found) -> str | None:
+            """211年 is a year, 200年 only where its text says so."""
+            left, right = found.ahead, found.behind[1:]
+            before_christ = re.search(r"(?:^|\W|[于於在从從自约約至到即])前$|[（(][约約]$", left)
+            if lasts.search(left) and not before_christ or re.match("[前历歷内內]|的[历歷]", right):
+                return None
+            if found[0].endswith("0") and not before_christ:
+                alone = left.endswith(("(", "（")) and right[:1] in tuple(")）")
+                begins = re.search(r"(?:^|\W)$", left) and re.match(r"[，,正春夏秋冬初末]|[到至]\d{3}年", right)
+                dated = re.search("[在于於自从從即]$", left) and not re.match("[间間里裡之以后後来來的]", right)
+                after_year = re.search(r"(?:\d[1-9]|(?:^|\W)\d{3})年[至到]$", left)
+                if not (alone or begins or dated or after_year or re.match(r"\d+月", right)):
+                    return None
+            return None if found[0].endswith("00") and before_christ else digits(found[0])
+
+        @rule("年", rf"(?<![\w.,/-])((?:1\d|20)\d\d) ?(?:{DASH}|/) ?(\d\d)(?=年)")
         def short_range(found: Found) -> str | None:
             """1620-21年"""
             rises = found[1][2:] < found[2]
@@ -174,6 +231,29 @@ class Language(EastAsian):
             is_year = re.match("[出生毕入参春夏秋冬底初款版]", right) or re.search("[在从自于是到]$", left)
             return digits(found[0]) if is_year else keep(found)
 
+    def _bare(self, found: Found) -> str | None:
+        """在1893出版, 2010中国, Shine, 1991"""
+        year, left = found[0], found.ahead
+        titled = left.endswith("《")
+        if year.endswith("00") and not titled or self.behind(found, self.no_years):
+            return None
+        cited = re.search(r"[A-Za-z][.,，]? ?$", left) and not re.search(r"(?:Windows|RMB|USD|HKD|NT) ?$", left)
+        begins = re.search(r"(?:^|[，。；“”《》「」（）！？、(])$", left) and year > "1900"
+        begins = begins and re.match("[\u4e00-\u9fff]", found.behind)
+        dated = re.search("[于於在从從自赛賽杯盃会會展节節奖獎]$", left)
+        return self.digits(year) if titled or cited or begins or dated else None
+
+    def _after_letters(self, found: Found) -> str | None:
+        """ISO 9001"""
+        letters = re.search(r"(?<![A-Za-z])([A-Z]{2,4}) ?$", found.ahead)
+        sure = letters and letters[1] not in CODES and not found[0].endswith("00")
+        return self.digits(found[0]) if sure and not self.behind(found, self.no_years) else None
+
+    def _early_years(self, found: Found) -> str | None:
+        """482-493年"""
+        rises = found[1] < found[2] and not (found[1].endswith("0") and found[2].endswith("0"))
+        return f"{self.digits(found[1])}{self.to}{self.digits(found[2])}" if rises else None
+
     def _ratios(self, rule: Rules) -> None:
         number = self.pattern
         ratios = re.compile(rf"(?:{self.any_of('ratios')})(?:是|为|為|约为|[:：])? ?$")
@@ -185,13 +265,14 @@ class Language(EastAsian):
             sure = sure or ("." in found[2] and found[1][0] != "0")
             return f"{self.said(found[1])}比{self.said(found[2])}" if sure else None
 
-        @rule("-", r"(?<![\w.,:/-])(\d{1,2})-(\d{1,2})(?![\w.,:/=-]| ?=)(?! ?[%°元])")
+        @rule("-–", r"(?<![\w.,:/-])(\d{1,3})[-–](\d{1,3})(?![\w.,:/=-]| ?=)(?! ?[%°元])")
         def score(found: Found) -> str | None:
-            left, right = found.ahead, found.behind[:1]
+            left, right = found.ahead.rstrip(), found.behind.lstrip()[:1]
             lost = right in ("不", "被", "输") and "0" in (found[1], found[2])
             if lost or right in self.won or re.search(r"(?:比分|总分|以|战成|踢成|打成)(?:是|为|[:：])?$", left):
                 return f"{self.whole(int(found[1]))}比{self.whole(int(found[2]))}"
-            return keep(found) if int(found[1]) >= int(found[2]) and found[0][0] != "0" else None
+            falls = len(found[0]) < 6 and int(found[1]) >= int(found[2]) and found[0][0] != "0"
+            return keep(found) if falls else None
 
     def below_one(self, decimals: str) -> str:
         return f"{self.point}{self.digits(decimals)}"
@@ -199,7 +280,7 @@ class Language(EastAsian):
     def _life(self, found: Found) -> str | None:
         """（1881-1936）"""
         in_brackets = re.search(r"[（(](?:[^（()）\d]{0,9}[，约約])?$", found.ahead)
-        sure = in_brackets and self.behind(found, ")）") and int(found[1]) < int(found[2])
+        sure = in_brackets and self.behind(found, ")）") and int(found[1][-len(found[2]) :]) < int(found[2])
         return f"{self.digits(found[1])}{self.to}{self.digits(found[2])}" if sure else None
 
     def counters(self, rule: Rules) -> None:
@@ -222,7 +303,7 @@ class Language(EastAsian):
         def counted(found: Found) -> str | None:
             ahead = found.head
             if "第" in ahead or (found.around.before in ("第", "、") and not ahead):
-                return self.said(found[2])
+                return self.to.join(self.said(written) for written in (found[1], found[2]) if written)
             first, last = (
                 "两" if written == "2" else written and self.said(written) for written in (found[1], found[2])
             )
