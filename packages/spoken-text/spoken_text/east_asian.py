@@ -6,7 +6,7 @@ from spoken_text.european import number_of
 from spoken_text.rule import DASHES, HOUR, MINUTE, SUPERSCRIPTS, Found, Kept, Rules, keep
 from spoken_text.spoken import Spoken
 
-_DASHES = "[-–—~～〜－−]"
+_DASHES = "[-–—~～〜－−∼]"
 _AT = re.compile(
     "(?:于|在|时间|上午|下午|晚上?|凌晨|早上|中午|午前|午後|時刻は?|오전|오후|밤|낮|새벽|저녁|아침)[:：]? ?$"
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-DASHES = "-–~～〜－−"
+DASHES = "-–~～〜－−∼"
 """Between the ends of a range."""
 DASH = f"[{DASHES}]"
 

@@ -66,6 +66,10 @@ class Language(EastAsian):
         def emergency(found: Found) -> str | None:
             return digits(found[0]) if self.behind(found, "报火急救警") else None
 
+        tower = r"(?<![\w.,/-])101(?![\w.,/-])"  # 台北101
+        rule("1", tower, lambda f: digits(f[0]) if f.ahead.endswith("北") else None)
+        projects = r"(?<![\w.,/-])(?:211|985)(?![\w.,/-])"
+        rule("", projects, lambda f: digits(f[0]) if self.behind(f, "工高院大") else None)
         rule(DASHES, r"(?<![\w.,/-])([1-9]\d{2,3})[-–~～－]([1-9]\d{2,3}|\d\d)(?![\w.,/-])", self._life)
         named_by_letters = r"(?<![\w.,/:-])[1-9]\d{2,4}(?![\w.,/:%-]| ?[A-Za-z%\d])"  # ISO 9001
         rule("", named_by_letters, self._after_letters)
@@ -90,8 +94,8 @@ class Language(EastAsian):
         titled = r"(?<![\w.,/-])[1-9]\d{2,3}(?<!00)(?=[》』」]|$)"  # 《银河铁道999》
         noun = re.compile("[\u4e00-\u9fff]$")
         rule("", titled, lambda f: digits(f[0]) if self.behind(f, "》』」") and noun.search(f.ahead) else None)
-        room = r"(?<![\w.,/-])(\d{3,4})(?=路|[线線綫](?<!00.)|室(?!\d厅)|号房|房间|国道|號房|房間)"
-        rule("号国室房號路线線綫", room, lambda f: digits(f[1]))
+        room = r"(?<![\w.,/-])(\d{3,4})(?=路|[线線綫](?<!00.)|室(?!\d厅)|号房|房间|国道|國道|號房|房間|[号號次]航)"
+        rule("号国國室房號路线線綫航", room, lambda f: digits(f[1]))
         rule("-", r"(?<![\w.,/-])(7[0-8]7)-([1-9]00)(?![\w.,/-])", lambda f: f"{digits(f[1])}，{whole(int(f[2]))}")
 
         holidays = {"5.1": "五一", "10.1": "十一"}
@@ -126,6 +130,10 @@ class Language(EastAsian):
         rule("‰", rf"({number}) ?‰", lambda f: f"千分之{self.said(f[1])}")
         per = "小时|分钟|[分秒天日人月年个件斤公平立吨米次瓶份晚升单间]"
         rule("/", rf"(?<=[里米克升元斤吨次人发發])/(?={per})", lambda f: "每")
+        rule("s", r"(?<![\w.,])(1[6-9]\d0)s(?![A-Za-z])", lambda f: f"{digits(f[1])}年代")
+        rule("年", r"(?<![\w.,/-])[1-9]\d0(?=(?:[至到]\d{3})?年代)", lambda f: digits(f[0]))
+        resolution = r"(?<![\w.,/-])(\d{1,3})/(\d{1,4})(?=[号號])"
+        rule("/", resolution, lambda f: f"{whole(int(f[1]))}{self._data['slash']}{whole(int(f[2]))}")
         rule("Pp", r"(?<![\w.,])\d{3,4}(?=[pP](?![A-Za-z]))", lambda f: digits(f[0]))
         # 图1-2 may be one figure or two.
         tables = ("图", "圖", "表", "例", "式", "题")
@@ -154,7 +162,8 @@ class Language(EastAsian):
         def year(found: Found) -> str | None:
             """（1934）, 2008级, 2007、2008年"""
             alone = found.ahead.endswith(tuple("(（《“「『")) and self.behind(found, ")）》”」』")
-            listed = self.behind(found, "级級届屆、或和及與与") and found[0] > "1950" and found[0][2:] != "00"
+            listed = self.behind(found, "级級届屆、或和及與与") and found[0][2:] != "00"
+            listed = listed and (found[0] > "1850" or found[0][3] != "0")
             return digits(found[0]) if alone or listed else None
 
         both = r"(?<![\w.,/-])((?:1[5-9]|20)\d\d)(?= ?[至到] ?(?:1[5-9]|20)\d\d ?年)"
@@ -168,6 +177,12 @@ class Language(EastAsian):
             link = self.pause if self.behind(found, "次") else self.to
             follows = int(found[2]) == int(found[1]) + 1
             return f"{digits(found[1])}{link}{digits(found[2])}" if follows else None
+
+        @rule("-–/", r"(?<![\w.,/-])((?:1[89]|20)\d\d)[-–/](1[3-9]|[2-9]\d)(?![\w.,/-])")
+        def shortened(found: Found) -> str | None:
+            """1959-60"""
+            follows = int(found[2]) == (int(found[1]) + 1) % 100
+            return f"{digits(found[1])}{self.to}{digits(found[2])}" if follows else None
 
         seasons = "学學赛賽财財年季马馬球雪"
         season = "(?= ?(?:学年|學年|年?赛季|年?賽季|年度|财年|財年|季(?![节節度])|$))"
@@ -184,6 +199,14 @@ class Language(EastAsian):
 
         era, lasts = re.compile("[公西]元前?(?:.{3,4}年[到至])?$"), re.compile(rf"(?:{self.any_of('lasts')})$")
 
+        both = rf"(?<![\w.,/-])([1-9]\d{{0,3}}) ?{DASH} ?(前?)([1-9]\d{{0,3}})(?=年)"
+
+        @rule(DASHES, both)
+        def era_years(found: Found) -> str | None:
+            """公元前598～前591年"""
+            sure = era.search(found.ahead) and (len(found[1]) > 2 or len(found[3]) > 2)
+            return f"{digits(found[1])}{self.to}{found[2]}{digits(found[3])}" if sure else None
+
         @rule("年", r"(?<![\w.,/-])\d{1,4}(?=年)")
         def era_year(found: Found) -> str | None:
             """公元前221年, but 公元前一千年"""
@@ -195,7 +218,7 @@ class Language(EastAsian):
             """211年 is a year, 200年 only where its text says so."""
             left, right = found.ahead, found.behind[1:]
             before_christ = re.search(r"(?:^|\W|[于於在从從自约約至到即])前$|[（(][约約]$", left)
-            if lasts.search(left) and not before_christ or re.match("[前历歷内內]|的[历歷]", right):
+            if lasts.search(left) and not before_christ or re.match("前(?![后後])|[历歷内內]|的[历歷]", right):
                 return None
             if found[0].endswith("0") and not before_christ:
                 alone = left.endswith(("(", "（")) and right[:1] in tuple(")）")
@@ -218,7 +241,7 @@ class Language(EastAsian):
             year, right = found[1], found.behind[1:]
             recent = year[:2] in ("19", "20") and year != "1900" and (year != "2000" or right[:1] in tuple("后後"))
             counts = year.endswith("00") and (lasts.search(found.ahead) or re.match("[后後间間]", right))
-            counts = counts or year.endswith("0") and re.match("[前历歷]|的历", right)
+            counts = counts or year.endswith("0") and re.match("前(?![后後])|[历歷]|的历", right)
             ends_range = found.ahead.endswith(("年至", "年到"))
             return self.cardinal(year) if counts and not recent and not ends_range else None
 
