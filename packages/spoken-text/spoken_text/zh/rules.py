@@ -224,8 +224,9 @@ class Language(EastAsian):
                 alone = left.endswith(("(", "（")) and right[:1] in tuple(")）")
                 begins = re.search(r"(?:^|\W)$", left) and re.match(r"[，,正春夏秋冬初末]|[到至]\d{3}年", right)
                 dated = re.search("[在于於自从從即]$", left) and not re.match("[间間里裡之以后後来來的]", right)
+                first = re.search(r"(?:^|[。！？])$", left) and not re.match("[间間里裡之以后後来來的多没沒]", right)
                 after_year = re.search(r"(?:\d[1-9]|(?:^|\W)\d{3})年[至到]$", left)
-                if not (alone or begins or dated or after_year or re.match(r"\d+月", right)):
+                if not (alone or begins or first or dated or after_year or re.match(r"\d+月", right)):
                     return None
             return None if found[0].endswith("00") and before_christ else digits(found[0])
 
@@ -318,7 +319,9 @@ class Language(EastAsian):
         rule("年", both, lambda f: f"{digits(f[1])}{'年' if '年' in f[0] else ''}{self.to}{digits(f[2])}")
         rule("/", r"(?<![\w.,/-])((?:19|20)\d\d)/((?:19|20)\d\d)(?![\d/])", lambda f: f"{digits(f[1])}/{digits(f[2])}")
         rule("年", rf"(?<![\d.,]){year}(?= ?年)", lambda f: digits(f[1]))
-        rule("年", r"(?<![\d.,])\d\d(?=年\d{1,2}月)", lambda f: digits(f[0]))
+        eras = re.compile(rf"(?:{self.any_of('eras')}) ?$")
+        short = r"(?<![\d.,])\d\d(?=年\d{1,2}月)"
+        rule("年", short, lambda f: None if eras.search(f.ahead) else digits(f[0]))  # 民国17年6月
 
         number = self.pattern
 
