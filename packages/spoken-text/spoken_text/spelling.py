@@ -175,7 +175,7 @@ def slashes(spoken: Spoken, rule: Rules) -> None:
     rule("/", r"(?<=\S) / (?=\S)", lambda f: spoken.pause)
     if not has_rates:
         foreign = r"(?<=[^\s\d/_])/([A-Za-zà-ÿ]{1,9}[²³]?)(?!\w)"
-        rule("/", foreign, lambda f: per(f[1]) if f.head.strip() else None)
+        rule("/", foreign, lambda f: None if not f.head.strip() or f[1][1:].isupper() else per(f[1]))
     rule("/", r"(?<!\S)(?=\S*\d)\S*/\S*", lambda f: _by_parts(spoken, f[0].strip("/")))
 
 

@@ -94,8 +94,8 @@ class Language(EastAsian):
         titled = r"(?<![\w.,/-])[1-9]\d{2,3}(?<!00)(?=[》』」]|$)"  # 《银河铁道999》
         noun = re.compile("[\u4e00-\u9fff]$")
         rule("", titled, lambda f: digits(f[0]) if self.behind(f, "》』」") and noun.search(f.ahead) else None)
-        room = r"(?<![\w.,/-])(\d{3,4})(?=路|[线線綫](?<!00.)|室(?!\d厅)|号房|房间|国道|國道|號房|房間|[号號次]航)"
-        rule("号国國室房號路线線綫航", room, lambda f: digits(f[1]))
+        room = r"(?<![\w.,/-])(\d{3,4})(?=路|[线線綫](?<!00.)|室(?!\d厅)|[号號]房|房[间間]|[国國]道|[号號次]航|[号號]班[机機])"
+        rule("号国國室房號路线線綫航班", room, lambda f: digits(f[1]))
         rule("-", r"(?<![\w.,/-])(7[0-8]7)-([1-9]00)(?![\w.,/-])", lambda f: f"{digits(f[1])}，{whole(int(f[2]))}")
 
         holidays = {"5.1": "五一", "10.1": "十一"}
@@ -168,6 +168,8 @@ class Language(EastAsian):
 
         both = r"(?<![\w.,/-])((?:1[5-9]|20)\d\d)(?= ?[至到] ?(?:1[5-9]|20)\d\d ?年)"
         rule("至到", both, lambda f: digits(f[1]))  # 2008至2009年
+        short = r"(?<![\w.,/-])((?:1[5-9]|20)\d\d)([至到])(\d\d)(?=年|赛季|賽季)"
+        rule("至到", short, lambda f: f"{digits(f[1])}{f[2]}{digits(f[3])}" if f[1][2:] < f[3] else None)  # 1967至68年
         listed = r"(?<![\w.,/-])((?:1[5-9]|20)\d\d),(?=(?:1[5-9]|20)\d\d年)"
         rule(",", listed, lambda f: f"{digits(f[1])}、")
 
@@ -194,7 +196,7 @@ class Language(EastAsian):
                 return None
             return f"{digits(found[1])}{self.to}{digits(found[2])}" if found[2] else digits(found[1])
 
-        rule("", rf"(?<![\w.,/:-])(?:1[5-9]|20)\d\d(?![\w.,/:%-]| ?(?:{DASH}|[A-Za-z\d%]))", self._bare)
+        rule("", rf"(?<![\w.,/:-])(?:1[5-9]|20)\d\d(?![\w./:%-]|,\d| ?(?:{DASH}|[A-Za-z\d%]))", self._bare)
         rule(DASHES, rf"(?<![\w.,/-])([1-9]\d\d) ?{DASH} ?([1-9]\d\d)(?=年)", self._early_years)
 
         era, lasts = re.compile("[公西]元前?(?:.{3,4}年[到至])?$"), re.compile(rf"(?:{self.any_of('lasts')})$")
@@ -240,8 +242,9 @@ class Language(EastAsian):
         def lasting(found: Found) -> str | None:
             """1500年前 are a count, 1949年前 is a year."""
             year, right = found[1], found.behind[1:]
+            about = found.ahead.endswith(("约", "約")) and "1500" <= year < "2000" and right[:1] in tuple("。，）),、")
             recent = year[:2] in ("19", "20") and year != "1900" and (year != "2000" or right[:1] in tuple("后後"))
-            counts = year.endswith("00") and (lasts.search(found.ahead) or re.match("[后後间間]", right))
+            counts = year.endswith("00") and not about and (lasts.search(found.ahead) or re.match("[后後间間]", right))
             counts = counts or year.endswith("0") and re.match("前(?![后後])|[历歷]|的历", right)
             ends_range = found.ahead.endswith(("年至", "年到"))
             return self.cardinal(year) if counts and not recent and not ends_range else None
@@ -261,7 +264,9 @@ class Language(EastAsian):
         titled = left.endswith("《")
         if year.endswith("00") and not titled or self.behind(found, self.no_years):
             return None
-        cited = re.search(r"[A-Za-z][.,，]? ?$", left) and not re.search(r"(?:Windows|RMB|USD|HKD|NT) ?$", left)
+        cited = re.search(r"[A-Za-z]['’]?[.,，]{0,2} ?$", left) and not re.search(
+            r"(?:Windows|RMB|USD|HKD|NT) ?$", left
+        )
         begins = re.search(r"(?:^|[，。；“”《》「」（）！？、(])$", left) and year > "1900"
         begins = begins and re.match("[\u4e00-\u9fff]", found.behind)
         dated = re.search("[于於在从從自赛賽杯盃会會展节節奖獎]$", left)
@@ -292,6 +297,8 @@ class Language(EastAsian):
         @rule("-–", r"(?<![\w.,:/-])(\d{1,3})[-–](\d{1,3})(?![\w.,:/=-]| ?=)(?! ?[%°元])")
         def score(found: Found) -> str | None:
             left, right = found.ahead.rstrip(), found.behind.lstrip()[:1]
+            if right == "分" and int(found[1]) < int(found[2]):
+                return f"{self.whole(int(found[1]))}{self.to}{self.whole(int(found[2]))}"
             lost = right in ("不", "被", "输") and "0" in (found[1], found[2])
             if lost or right in self.won or re.search(r"(?:比分|总分|以|战成|踢成|打成)(?:是|为|[:：])?$", left):
                 return f"{self.whole(int(found[1]))}比{self.whole(int(found[2]))}"
