@@ -94,8 +94,12 @@ class Language(EastAsian):
         titled = r"(?<![\w.,/-])[1-9]\d{2,3}(?<!00)(?=[》』」]|$)"  # 《银河铁道999》
         noun = re.compile("[\u4e00-\u9fff]$")
         rule("", titled, lambda f: digits(f[0]) if self.behind(f, "》』」") and noun.search(f.ahead) else None)
-        room = r"(?<![\w.,/-])(\d{3,4})(?=路|[线線綫](?<!00.)|室(?!\d厅)|[号號]房|房[间間]|[国國]道|[号號次]航|[号號]班[机機])"
+        room = (
+            r"(?<![\w.,/-])(\d{3,4})(?=路|[线線綫](?<!00.)|室(?!\d厅)|[号號]房|房[间間]|[国國]道|[号號次]航|[号號]班)"
+        )
         rule("号国國室房號路线線綫航班", room, lambda f: digits(f[1]))
+        series = r"(?<![\w.,/-])[1-9](?!00)\d\d(?![\w.,/-])"  # 211系
+        rule("", series, lambda f: digits(f[0]) if self.behind(f, "系") else None)
         rule("-", r"(?<![\w.,/-])(7[0-8]7)-([1-9]00)(?![\w.,/-])", lambda f: f"{digits(f[1])}，{whole(int(f[2]))}")
 
         holidays = {"5.1": "五一", "10.1": "十一"}
