@@ -4,6 +4,10 @@ import pytest
 from test_text_rules import JA, normalized
 
 ROWS = [
+    ("figures that are names", JA, "O157やO-157、i386とx86", "O 一五七やO 一五七、i 三八六とx 八六"),
+    ("figures that are names", JA, "二番3-405号、1-3号機", "二番三の四百五号、一から三号機"),
+    ("figures that are names", JA, "セスナ402sと、10s", "セスナ402sと、十秒"),
+    ("range", JA, "大会の2018-19で", "大会の二千十八から十九で"),
     ("decimal", JA, "71・2%から11・9ポイント", "七十一点二パーセントから十一点九ポイント"),
     ("decimal", JA, "毎時351・4マイクロシーベルト", "毎時三百五十一点四マイクロシーベルト"),
     ("bases", JA, "走者1.3塁、2・3塁", "走者一、三塁、二、三塁"),

@@ -13,6 +13,18 @@ _MONEY = "円人個本枚台件名万億"
 class Language(EastAsian):
     def own(self, rule: Rules) -> None:
         number = self.pattern
+        strains, processors = r"(?<=\bO)-?(?:157|111|104)(?!\d)", r"(?<=\b[ix])[1-6]?86(?!\d)"  # O157, i386
+        rule("O6", f"{strains}|{processors}", lambda f: self.digits(f[0].lstrip("-")))
+        room = r"(?<![\w.,-])(\d{1,2})-(\d{3,4})(?=号)"  # 3-405号
+        rule("-", room, lambda f: f"{self.cardinal(f[1])}の{self.cardinal(f[2])}")
+        rule("s", r"(?<![\w.,])\d{3}s(?![A-Za-z])", keep)  # セスナ402s
+
+        @rule("-–", r"(?<![\w.,/-])((?:19|20)\d\d)[-–](1[3-9]|[2-9]\d)(?![\w.,/-])")
+        def season(found: Found) -> str | None:
+            """2018-19"""
+            follows = int(found[2]) == (int(found[1]) + 1) % 100
+            return f"{self.cardinal(found[1])}{self.to}{self.cardinal(found[2])}" if follows else None
+
         written = rf"(?<![\d.,，])\d{{1,3}}(?:，\d{{3}}){{1,4}}(?!，?\d)(?= ?[{_MONEY}])"
         rule("，", written, lambda f: f[0].replace("，", ","))
 
