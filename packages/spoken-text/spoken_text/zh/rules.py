@@ -66,10 +66,13 @@ class Language(EastAsian):
         def emergency(found: Found) -> str | None:
             return digits(found[0]) if self.behind(found, "报火急救警") else None
 
-        tower = r"(?<![\w.,/-])101(?![\w.,/-])"  # 台北101
-        rule("1", tower, lambda f: digits(f[0]) if f.ahead.endswith("北") else None)
-        projects = r"(?<![\w.,/-])(?:211|985)(?![\w.,/-])"
-        rule("", projects, lambda f: digits(f[0]) if self.behind(f, "工高院大") else None)
+        @rule("", r"(?<![\w.,/-])[1-9](?!00)\d\d(?![\w.,/-])")
+        def name(found: Found) -> str | None:
+            """台北101, 211工程, 211系"""
+            tower = found[0] == "101" and found.ahead.endswith("北")
+            project = found[0] in ("211", "985") and self.behind(found, "工高院大")
+            return digits(found[0]) if tower or project or self.behind(found, "系") else None
+
         rule(DASHES, r"(?<![\w.,/-])([1-9]\d{2,3})[-–~～－]([1-9]\d{2,3}|\d\d)(?![\w.,/-])", self._life)
         named_by_letters = r"(?<![\w.,/:-])[1-9]\d{2,4}(?![\w.,/:%-]| ?[A-Za-z%\d])"  # ISO 9001
         rule("", named_by_letters, self._after_letters)
@@ -98,8 +101,6 @@ class Language(EastAsian):
             r"(?<![\w.,/-])(\d{3,4})(?=路|[线線綫](?<!00.)|室(?!\d厅)|[号號]房|房[间間]|[国國]道|[号號次]航|[号號]班)"
         )
         rule("号国國室房號路线線綫航班", room, lambda f: digits(f[1]))
-        series = r"(?<![\w.,/-])[1-9](?!00)\d\d(?![\w.,/-])"  # 211系
-        rule("", series, lambda f: digits(f[0]) if self.behind(f, "系") else None)
         rule("-", r"(?<![\w.,/-])(7[0-8]7)-([1-9]00)(?![\w.,/-])", lambda f: f"{digits(f[1])}，{whole(int(f[2]))}")
 
         holidays = {"5.1": "五一", "10.1": "十一"}
@@ -117,7 +118,7 @@ class Language(EastAsian):
         models = re.compile(rf"(?:{self.any_of('models')}) ?-?$")
         prefixes = tuple("图圖苏蘇铀鈾钚鈈碳氢氫锶鍶铯銫碘钴鈷镭鐳氧氮")
 
-        @rule("", r"(?<![\w.,/])(-?)([1-9]\d{0,2})(?:-(\d00))?(?![\w.,/-]|米|元)")
+        @rule("", r"(?<![\w.,/])(-?)([1-9]\d{0,2})(?:-(\d00|\d))?(?![\w.,/-]|米|元)")
         def model(found: Found) -> str | None:
             named = found[1] and found.ahead.endswith(prefixes)  # 图-154, but 图1
             if not named and not models.search(found.ahead):
@@ -172,8 +173,6 @@ class Language(EastAsian):
 
         both = r"(?<![\w.,/-])((?:1[5-9]|20)\d\d)(?= ?[至到] ?(?:1[5-9]|20)\d\d ?年)"
         rule("至到", both, lambda f: digits(f[1]))  # 2008至2009年
-        short = r"(?<![\w.,/-])((?:1[5-9]|20)\d\d)([至到])(\d\d)(?=年|赛季|賽季)"
-        rule("至到", short, lambda f: f"{digits(f[1])}{f[2]}{digits(f[3])}" if f[1][2:] < f[3] else None)  # 1967至68年
         listed = r"(?<![\w.,/-])((?:1[5-9]|20)\d\d),(?=(?:1[5-9]|20)\d\d年)"
         rule(",", listed, lambda f: f"{digits(f[1])}、")
 
@@ -205,9 +204,7 @@ class Language(EastAsian):
 
         era, lasts = re.compile("[公西]元前?(?:.{3,4}年[到至])?$"), re.compile(rf"(?:{self.any_of('lasts')})$")
 
-        both = rf"(?<![\w.,/-])([1-9]\d{{0,3}}) ?{DASH} ?(前?)([1-9]\d{{0,3}})(?=年)"
-
-        @rule(DASHES, both)
+        @rule(DASHES, rf"(?<![\w.,/-])([1-9]\d{{0,3}}) ?{DASH} ?(前?)([1-9]\d{{0,3}})(?=年)")
         def era_years(found: Found) -> str | None:
             """公元前598～前591年"""
             sure = era.search(found.ahead) and (len(found[1]) > 2 or len(found[3]) > 2)
@@ -224,7 +221,7 @@ class Language(EastAsian):
             """211年 is a year, 200年 only where its text says so."""
             left, right = found.ahead, found.behind[1:]
             before_christ = re.search(r"(?:^|\W|[于於在从從自约約至到即])前$|[（(][约約]$", left)
-            if lasts.search(left) and not before_christ or re.match("前(?![后後])|[历歷内內]|的[历歷]", right):
+            if lasts.search(left) and not before_christ or re.match("前(?![后後])|[历歷内內]", right):
                 return None
             if found[0].endswith("0") and not before_christ:
                 alone = left.endswith(("(", "（")) and right[:1] in tuple(")）")
@@ -236,11 +233,11 @@ class Language(EastAsian):
                     return None
             return None if found[0].endswith("00") and before_christ else digits(found[0])
 
-        @rule("年", rf"(?<![\w.,/-])((?:1\d|20)\d\d) ?(?:{DASH}|/) ?(\d\d)(?=年)")
+        @rule("年赛賽", rf"(?<![\w.,/-])((?:1\d|20)\d\d) ?(?:{DASH}|/|([至到])) ?(\d\d)(?=年|赛季|賽季)")
         def short_range(found: Found) -> str | None:
-            """1620-21年"""
-            rises = found[1][2:] < found[2]
-            return f"{digits(found[1])}{self.to}{digits(found[2])}" if rises else None
+            """1620-21年, 1967至68赛季"""
+            rises = found[1][2:] < found[3]
+            return f"{digits(found[1])}{found[2] or self.to}{digits(found[3])}" if rises else None
 
         @rule("年", r"(?<![\w.,/-])([1-9]\d{3})(?=年)")
         def lasting(found: Found) -> str | None:
@@ -249,7 +246,7 @@ class Language(EastAsian):
             about = found.ahead.endswith(("约", "約")) and "1500" <= year < "2000" and right[:1] in tuple("。，）),、")
             recent = year[:2] in ("19", "20") and year != "1900" and (year != "2000" or right[:1] in tuple("后後"))
             counts = year.endswith("00") and not about and (lasts.search(found.ahead) or re.match("[后後间間]", right))
-            counts = counts or year.endswith("0") and re.match("前(?![后後])|[历歷]|的历", right)
+            counts = counts or year.endswith("0") and re.match("前(?![后後])|[历歷]", right)
             ends_range = found.ahead.endswith(("年至", "年到"))
             return self.cardinal(year) if counts and not recent and not ends_range else None
 
@@ -268,9 +265,7 @@ class Language(EastAsian):
         titled = left.endswith("《")
         if year.endswith("00") and not titled or self.behind(found, self.no_years):
             return None
-        cited = re.search(r"[A-Za-z]['’]?[.,，]{0,2} ?$", left) and not re.search(
-            r"(?:Windows|RMB|USD|HKD|NT) ?$", left
-        )
+        cited = re.search(r"[A-Za-z]['’]?[.,，]{0,2} ?$", left) and not re.search(r"(?:RMB|USD|HKD|NT) ?$", left)
         begins = re.search(r"(?:^|[，。；“”《》「」（）！？、(])$", left) and year > "1900"
         begins = begins and re.match("[\u4e00-\u9fff]", found.behind)
         dated = re.search("[于於在从從自赛賽杯盃会會展节節奖獎]$", left)
@@ -306,7 +301,12 @@ class Language(EastAsian):
             lost = right in ("不", "被", "输") and "0" in (found[1], found[2])
             if lost or right in self.won or re.search(r"(?:比分|总分|以|战成|踢成|打成)(?:是|为|[:：])?$", left):
                 return f"{self.whole(int(found[1]))}比{self.whole(int(found[2]))}"
-            falls = len(found[0]) < 6 and int(found[1]) >= int(found[2]) and found[0][0] != "0"
+            falls = (
+                len(found[1] + found[2]) < 5
+                and len(found[1]) < 3
+                and int(found[1]) >= int(found[2])
+                and found[0][0] != "0"
+            )
             return keep(found) if falls else None
 
     def below_one(self, decimals: str) -> str:
