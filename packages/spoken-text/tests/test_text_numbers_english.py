@@ -5,6 +5,7 @@ from test_text_rules import EN, normalized
 
 ROWS = [
     ("plural", EN, "B-29s, F-16s and 747s", "B-twenty-nines, F-sixteens and seven forty-sevens"),
+    ("money", EN, "PHP 8.2 costs PHP 500", "PHP eight point two costs five hundred Philippine pesos"),
     ("plural", EN, "an iPhone 5s", "an iPhone five S"),
     ("plural", EN, "a 1950s dress", "a nineteen fifties dress"),
     ("year", EN, "In 1066 William came.", "In ten sixty-six William came."),
