@@ -28,7 +28,7 @@ ROWS = [
     ("figures that are names", ZH, "铀-238分离，碳-14，甘油醛-3-磷酸", "铀二三八分离，碳十四，甘油醛-三-磷酸"),
     ("figures that are names", ZH, "722線，500线，318國道", "七二二線，五百线，三一八國道"),
     ("figures that are names", ZH, "台北101採用，189号航班，358号班机", "台北一零一採用，一八九号航班，三五八号班机"),
-    ("figures that are names", ZH, "ISO 9001标准，首批211工程", "ISO 九零零一标准，首批二一一工程"),
+    ("figures that are names", ZH, "ISO 9001标准，AQI 156，首批211工程", "ISO 九零零一标准，AQI 一百五十六，首批二一一工程"),
     ("figures that are names", ZH, "62/243號決議", "六十二斜杠二百四十三號決議"),
     ("figures that are names", ZH, "郵政編碼為747100", "郵政編碼為七四七一零零"),
     ("range", ZH, "海拔1000∼1500米，1959-60到", "海拔一千到一千五百米，一九五九到六零到"),

@@ -273,7 +273,7 @@ class Language(EastAsian):
 
     def _after_letters(self, found: Found) -> str | None:
         """ISO 9001"""
-        letters = re.search(r"(?<![A-Za-z])([A-Z]{2,4}) ?$", found.ahead)
+        letters = re.search(r"(?<![A-Za-z])(?!AQI|KM|KG|IQ)([A-Z]{2,4}) ?$", found.ahead)
         sure = letters and letters[1] not in CODES and not found[0].endswith("00")
         return self.digits(found[0]) if sure and not self.behind(found, self.no_years) else None
 
