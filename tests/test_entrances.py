@@ -8,7 +8,7 @@ import socket
 import pytest
 from entrances import ENTRANCES
 from probes import kill, probed
-from serving import PATIENCE_S, TEXT, asgi, connect, get, places_taken, ready, running, said, small_demo, until
+from serving import PATIENCE_S, TEXT, asgi, connect, get, places_taken, ready, running, said, same, small_demo, until
 from websockets.exceptions import ConnectionClosed
 
 from qwen_megakernel import BackendError, TTSEngine
@@ -36,7 +36,7 @@ def test_the_layout_of_whole_text_can_be_chosen(server, entrance, mode):
     settings = {} if mode is None else {"non_streaming_mode": mode}
     heard = entrance.say(server, SHORT, voice="MAX", language="en-US", **settings)
     mode = False if mode is None and entrance.streams else mode
-    assert heard.pcm == said(server, SHORT, speaker="max", language="english", non_streaming_mode=mode)
+    assert same(heard.pcm, said(server, SHORT, speaker="max", language="english", non_streaming_mode=mode))
 
 
 @at_every_entrance
