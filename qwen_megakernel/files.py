@@ -1,4 +1,4 @@
-"""Looks at a folder before what is in it is trusted."""
+"""Looks at a folder before what is in it is trusted, and tells whether a file has changed."""
 
 import contextlib
 import errno
@@ -35,3 +35,12 @@ def check_own(file: int | Path, name: Path) -> None:
         return
     how = "delete it, or set TORCH_EXTENSIONS_DIR to a folder of your own"
     raise PermissionError(errno.EACCES, f"{name} {why}, so what is in it is not trusted: {how}")
+
+
+def stamp_of(path: Path) -> tuple[int, ...] | None:
+    """Another one if the file, or what a link leads to, has changed, or who may read it. None: there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino

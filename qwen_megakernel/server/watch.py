@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from qwen_megakernel.files import stamp_of
+
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
@@ -37,20 +39,12 @@ class Watched:
         except Exception as error:
             log.error("%s: cannot be read again, what was there stays: %s", self._about, error)
 
-    def _state(self) -> list[tuple[Any, ...]]:
+    def _state(self) -> list[tuple[Path, tuple[int, ...] | None]]:
         files = list(self._paths)
         for path in self._paths:
             with contextlib.suppress(OSError):  # a file, or a folder that cannot be read: reading it again says so
                 files += sorted(path.iterdir())
-        return [_stamp(path) for path in files]
-
-
-def _stamp(path: Path) -> tuple[Any, ...]:
-    try:
-        stat = path.stat()  # of what a link leads to: Kubernetes swaps links
-    except OSError:
-        return (path, None)
-    return path, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino  # ctime: who may read it has changed
+        return [(path, stamp_of(path)) for path in files]  # links are followed: Kubernetes swaps them
 
 
 async def watch(all_watched: Sequence[Watched]) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from qwen_megakernel.errors import AudioError, RequestError, TTSError, VoiceError
+from qwen_megakernel.files import stamp_of
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.speech.base import SpeechEngine
 
@@ -45,7 +46,7 @@ class SavedVoices:
         """
         self._folder = folder
         self._files: dict[str, Path] = {}
-        self._stamps: dict[str, tuple[int, int] | None] = {}  # of the files as they were read
+        self._stamps: dict[str, tuple[int, ...] | None] = {}  # of the files as they were read
         self.by_name: dict[str, Voice] = {}
         if folder:
             self._read(folder, lambda name, voice: None)
@@ -67,7 +68,7 @@ class SavedVoices:
 
     def _read(self, folder: Path, check: Callable[[str, Voice], object]) -> None:
         files = _files(folder)
-        stamps = {name: _stamp(path) for name, path in files.items()}
+        stamps = {name: stamp_of(path) for name, path in files.items()}  # None: reading it says why
         known = {name for name, stamp in stamps.items() if stamp and stamp == self._stamps.get(name)}
         fresh = {name: Voice.load(path) for name, path in files.items() if name not in known}
         for name, voice in fresh.items():
@@ -174,14 +175,6 @@ def _files(folder: Path) -> dict[str, Path]:
             )
         found[name] = path
     return found
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:  # such as a link that leads nowhere: reading it says so
-        return None
-    return stat.st_mtime_ns, stat.st_size
 
 
 def _create(engine: SpeechEngine, recording: str | bytes, text: str | None) -> Voice:

@@ -175,9 +175,9 @@ class SpeechSession:
     def _arrive(self, chunk: Chunk | None) -> None:
         if chunk is None:
             self._part_over.set()
+        elif self._request.retries:  # it is heard once all of it is good
+            return
         else:
-            if self._request.retries:  # it is heard once all of it is good
-                return
             self._stalls.made(len(chunk.samples) / chunk.sample_rate)
         self._items.put_nowait(chunk)
 

@@ -1,6 +1,7 @@
 """What Chinese, Japanese and Korean share: ranges with a unit on both sides, dates in digits, maths, coordinates."""
 
 import re
+from collections.abc import Callable
 
 from spoken_text.european import number_of
 from spoken_text.rule import DASHES, HOUR, MINUTE, SUPERSCRIPTS, Found, Kept, Rules, keep
@@ -36,6 +37,11 @@ class EastAsian(Spoken):
             return said.strip()
         zero = self.zero_of if int(minute) < 10 else ""
         return f"{said}{zero}{self.cardinal(str(int(minute)))}{minutes}"
+
+    def to_next_year(self, found: Found, say: Callable[[str], str]) -> str | None:
+        """1959-60: a year and the last two figures of the next one."""
+        follows = int(found[2]) == (int(found[1]) + 1) % 100
+        return f"{say(found[1])}{self.to}{say(found[2])}" if follows else None
 
     def exact_time(self, hour: str, minute: str, second: str) -> str:
         """A time with its seconds."""

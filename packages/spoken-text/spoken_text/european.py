@@ -108,8 +108,7 @@ class European(Spoken):
         next_year = f"{int(first) + 1}"
         if last != next_year and (len(first) < 4 or last != next_year[2:]):
             return None
-        last = f"{int(first) + 1}" if last[0] == "0" else last
-        return f"{self.year(first)}{self.pause}{self.cardinal(last)}"
+        return f"{self.year(first)}{self.pause}{self.cardinal(next_year if last[0] == '0' else last)}"
 
     def _law(self, found: Found) -> str | None:
         """legge 820/71, Ley 30/1992"""

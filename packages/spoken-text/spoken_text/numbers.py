@@ -150,12 +150,9 @@ class Numbers:
     def _roman(self, found: Found) -> str | None:
         around = found.around
         said = figures.roman(self.spoken, found[2], around.before, around.earlier)
-        if self.spoken.code == "de" and found[3] and (found.rest or around.after[:1].islower()):
+        if self.spoken.is_king(found):
             said = figures.numbered_king(self.spoken, found[2], around.before) or said
-            if said and said[:4] == "der " and around.earlier.lower() in self.spoken.words("dative"):
-                said = f"dem {said[4:]}n"
-        if self.spoken.code in ("es", "pt") and found.after in ("de", "do", "da") and not found[3]:
-            said = figures.numbered_king(self.spoken, found[2], around.before) or said  # Cristián II de Dinamarca
+            said = said and self.spoken.king_in_case(said, around.earlier)
         if not said and around.begins and not (around.after or found.rest) and len(found[2]) > 1 and found[2] != "XL":
             value = number_of(found[2])  # the title of a part: II
             return f"{self.spoken.cardinal(str(value))}{found[3]}" if value else None

@@ -266,6 +266,15 @@ class Spoken:
         said = self.ordinal(number) if int(number) <= self.ordinal_kings else self.cardinal(number)
         return self.feminine_ordinal(said) if is_queen else said
 
+    def is_king(self, found: Found) -> bool:
+        """Does what stands around a Roman numeral behind a name say that it is no sequel? Cristián II de Dinamarca.
+        `found`: its groups are a mark, the numeral and a full stop."""
+        return not found[3] and found.after in self.words("king_of")
+
+    def king_in_case(self, said: str, before: str) -> str:
+        """The number behind a king's name in the case that the word before the name asks for."""
+        return said
+
     @cached_property
     def declined_kings(self) -> dict[str, tuple[str, str]]:
         """Names that are not in the nominative -> their case and gender, as num2words has them."""

@@ -37,6 +37,13 @@ class Language(Germanic):
         said = self.ordinal(number)
         return f"{'die' if is_queen else 'der'} {said[0].upper()}{said[1:]}"
 
+    def is_king(self, found: Found) -> bool:
+        return bool(found[3] and (found.rest or found.around.after[:1].islower()))
+
+    def king_in_case(self, said: str, before: str) -> str:
+        is_dative = said.startswith("der ") and before.lower() in self.words("dative")
+        return f"dem {said[4:]}n" if is_dative else said
+
     def nth_part(self, top: int, bottom: int) -> str:
         if bottom == 2:
             return f"{self._one(str(top))} halbe"

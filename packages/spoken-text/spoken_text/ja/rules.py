@@ -19,11 +19,8 @@ class Language(EastAsian):
         rule("-", room, lambda f: f"{self.cardinal(f[1])}の{self.cardinal(f[2])}")
         rule("s", r"(?<![\w.,])\d{3}s(?![A-Za-z])", keep)  # セスナ402s
 
-        @rule("-–", r"(?<![\w.,/-])((?:19|20)\d\d)[-–](1[3-9]|[2-9]\d)(?![\w.,/-])")
-        def season(found: Found) -> str | None:
-            """2018-19"""
-            follows = int(found[2]) == (int(found[1]) + 1) % 100
-            return f"{self.cardinal(found[1])}{self.to}{self.cardinal(found[2])}" if follows else None
+        season = r"(?<![\w.,/-])((?:19|20)\d\d)[-–](1[3-9]|[2-9]\d)(?![\w.,/-])"
+        rule("-–", season, lambda f: self.to_next_year(f, self.cardinal))
 
         written = rf"(?<![\d.,，])\d{{1,3}}(?:，\d{{3}}){{1,4}}(?!，?\d)(?= ?[{_MONEY}])"
         rule("，", written, lambda f: f[0].replace("，", ","))

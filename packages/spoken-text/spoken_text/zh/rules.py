@@ -183,11 +183,8 @@ class Language(EastAsian):
             follows = int(found[2]) == int(found[1]) + 1
             return f"{digits(found[1])}{link}{digits(found[2])}" if follows else None
 
-        @rule("-–/", r"(?<![\w.,/-])((?:1[89]|20)\d\d)[-–/](1[3-9]|[2-9]\d)(?![\w.,/-])")
-        def shortened(found: Found) -> str | None:
-            """1959-60"""
-            follows = int(found[2]) == (int(found[1]) + 1) % 100
-            return f"{digits(found[1])}{self.to}{digits(found[2])}" if follows else None
+        shortened = r"(?<![\w.,/-])((?:1[89]|20)\d\d)[-–/](1[3-9]|[2-9]\d)(?![\w.,/-])"
+        rule("-–/", shortened, lambda f: self.to_next_year(f, digits))
 
         seasons = "学學赛賽财財年季马馬球雪"
         season = "(?= ?(?:学年|學年|年?赛季|年?賽季|年度|财年|財年|季(?![节節度])|$))"
