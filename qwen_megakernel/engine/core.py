@@ -30,7 +30,7 @@ from qwen_megakernel.engine.failures import Failures
 from qwen_megakernel.engine.input import Request
 from qwen_megakernel.engine.loop import Loop
 from qwen_megakernel.engine.options import EngineOptions
-from qwen_megakernel.engine.sequence import SpeechSequence
+from qwen_megakernel.engine.sequence import SpeechSequence, State
 from qwen_megakernel.engine.slots import Slots
 from qwen_megakernel.engine.text_path import HeadFinder
 from qwen_megakernel.engine.watchdog import watch
@@ -110,11 +110,12 @@ class EngineCore:
             sequence.result.callbacks = CallbackRunner(partial(self.admission.callback_failed, sequence))
         return sequence
 
-    def start_callbacks(self, sequence: SpeechSequence) -> None:
-        """Start the callbacks' thread of an admitted sequence now, so that its first chunk does not wait for it. Raises
-        RuntimeError: the process can have no more threads; the sequence has ended."""
+    def start_callbacks(self, sequence: SpeechSequence, callbacks: CallbackRunner | DirectCalls | None) -> None:
+        """Start the callbacks' thread of an admitted sequence now, so that its first chunk does not wait for it.
+        `callbacks`: those it was made with; it may have ended by now, and have none. Raises RuntimeError: the process
+        can have no more threads; the sequence has ended."""
         try:
-            if callbacks := sequence.result.callbacks:
+            if callbacks:
                 callbacks.start()
         except RuntimeError as error:
             self.admission.settle(sequence, error=error)
@@ -142,7 +143,7 @@ class EngineCore:
         try:
             with self.in_order():
                 rows = step(pieces)
-            if sequence.prompt is not None:
+            if sequence.state is not State.WAITING_TEXT:
                 if len(rows) or pieces.ended:
                     sequence.input.rows.put((rows, pieces.ended))
                     self.admission.wake()

@@ -321,14 +321,14 @@ class TTSEngine(SpeechEngine):
         with self._core.in_turn(None if text is None else str(text)):
             spoken = None if text is None else spoken_text(request.front_end, text)
             sequence = self._core.new_sequence(request.around(spoken or SpokenText()), on_chunk, on_end)
-            sequence.seat = kept
+            sequence.seat, callbacks = kept, sequence.result.callbacks
             # If this thread is interrupted from here on, an utterance with open text is dropped, which frees its place.
             utterance = Utterance(sequence, self._core, self)
             if spoken is None:
                 self._begin_pieces(sequence)
             else:
                 self._begin_whole(sequence, spoken.text, arrived)
-            self._core.start_callbacks(sequence)
+            self._core.start_callbacks(sequence, callbacks)
             sequence.input.text_open = spoken is None
         return utterance
 
