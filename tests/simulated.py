@@ -36,6 +36,7 @@ from qwen_megakernel.engine import (
     utterance,
     watchdog,
 )
+from qwen_megakernel.engine.device_pipeline import finite
 from qwen_megakernel.engine.memory import kv_bytes
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.engine.sequence import SpeechSequence
@@ -233,7 +234,7 @@ class Speaks(Vocoder):
             collect()
             self.device.fail("sound", slots)
             self.device.fail("vocoder fault", slots)
-            return self.broken(sounds)
+            return finite(self.broken(sounds))
 
         return collected
 

@@ -293,6 +293,12 @@ def test_codes_that_never_leave_the_gpu_sound_the_same_in_any_company(codec, fre
     recent[0, 0], recent[0, 1] = codes[0, 0].to(GPU, torch.int32), 2150
     (last,) = graphs.follow([0], [0], [2])()
     assert torch.equal(last[:1920], expected[0, :1920]), "noise comes after the sound"
+    graphs.reset(0)
+    graphs.reset(1)
+    recent[1, 0] = codes[1, 0].to(GPU, torch.int32)
+    graphs._memory.of_slot[0][0].fill_(torch.nan)
+    broken, sound = graphs.follow([0, 1], [0, 0], [1, 1])()
+    assert broken is None and torch.equal(sound, expected[1, :1920]), "only its own samples are not finite"
     for bad in (([0], [0], [9]), ([0], [0], [0]), ([slots], [0], [1])):
         with pytest.raises(RuntimeError):
             graphs.follow(*bad)

@@ -321,6 +321,40 @@ def test_launches_of_hundreds_say_what_each_says_alone(size, tables):
     check_company(config, kernel)
 
 
+@pytest.mark.parametrize("size", ["0.6b", "0.6b fp8", "1.7b", "demo"])
+@torch.inference_mode()
+def test_prompts_that_wait_for_each_other_say_what_each_says_alone(size):
+    """While a launch is computed. Some are given up, and others get their slot or their pages."""
+    size, *fp8 = size.split()
+    config, draw = config_of(size), random.Random(torch.seed())
+    tensors = quantized(random_talker(config, GPU, torch.seed() % 2**31), WEIGHTS[fp8[0]] if fp8 else frozenset())
+    kernel = MegakernelFrameDecoder(config, tensors, slots=64, max_positions=256)
+    if kernel.width == kernel.narrow:
+        pytest.skip("this card computes one prompt after the other")
+    requests = []
+    for seed, rows in enumerate((1, 2, 3, 9, 16, 17, 18, 33, 34, 47, 60, 130)):
+        requests.append((random_prompt(config, rows), SamplingParams(seed=seed).over(config.sampling)))
+    alone = [say(kernel, 0, *request, 3) for request in requests]
+    busy, other, count = 63, 62, kernel._pages
+    for _ in range(30):
+        kernel.start(busy, *draw.choice(requests))
+        kernel.launch([busy])
+        slots = draw.sample(range(other), draw.randint(1, 20))
+        which = draw.choices(range(len(requests)), k=len(slots))
+        for slot, request in zip(slots, which, strict=True):
+            pages = range(slot * count, (slot + 1) * count)
+            if draw.random() < 0.3:
+                kernel.start(draw.choice((slot, other)), *draw.choice(requests), pages)
+            kernel.start(slot, *requests[request], pages)
+        for _ in range(3):
+            kernel.launch(slots)
+        kernel._launcher.collect()
+        for frame in range(3):
+            said = kernel._launcher.collect()[: len(slots), :16].clone()
+            assert all((codes == alone[request][frame].cpu()).all() for codes, request in zip(said, which, strict=True))
+        kernel._launches.clear()
+
+
 def check_company(config, kernel):
     draw = random.Random(torch.seed())
     requests = []

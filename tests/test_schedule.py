@@ -327,12 +327,13 @@ def test_a_crowd_delays_the_next_frame_by_eight_prompts_at_most():
     assert started.total() == 56 and max(started.values()) == 8, "prompts by the launches before them"
 
 
-def test_only_one_prompt_comes_before_a_listener_with_less_than_70_ms():
+@pytest.mark.parametrize("width, hurried", [(16, 1), (256, 4)])
+def test_few_prompts_come_before_a_listener_with_less_than_70_ms(width, hurried):
     def prompts(runs_out: float | None, *, starved: bool = False, reason: str | None = None) -> int:
         listener = SimpleNamespace(output=SimpleNamespace(runs_out=runs_out), starved=starved, reason=reason)
-        return len(Scheduler.to_prefill(list(range(20)), [listener], 100.0))
+        return len(Scheduler(width, 16, most_frames=8).to_prefill(list(range(20)), [listener], 100.0))
 
-    assert prompts(100.069) == 1
+    assert prompts(100.069) == hurried
     assert prompts(100.071) == prompts(None) == 8, "a listener with more, and one who has heard nothing"
     assert prompts(100.0, starved=True) == prompts(100.0, reason="eos") == 8, "no frame of theirs waits"
 
@@ -405,13 +406,16 @@ def test_the_first_of_each_voice_reads_its_reference():
 
 
 def test_who_lacks_a_first_chunk_and_few_go_into_quick_launches():
-    def launched(count: int, given: int = 1, first_launched: int = 50) -> int:
-        first = SimpleNamespace(given=given, launched=first_launched)
-        others = [SimpleNamespace(given=1, launched=50) for _ in range(count - 1)]
+    def launched(count: int, given: int = 1, first_launched: int = 50, urgent: int = 0) -> int:
+        """`urgent`: of the others, those whose listener has little audio left."""
+        first = SimpleNamespace(given=given, launched=first_launched, output=SimpleNamespace(runs_out=None))
+        ends = [100.0 if n < urgent else 101.0 for n in range(count - 1)]
+        others = [SimpleNamespace(given=1, launched=50, output=SimpleNamespace(runs_out=end)) for end in ends]
         return len(Scheduler(256, 16, most_frames=8).to_launch([first, *others], [], 100.0))
 
     assert [launched(count) for count in (1, 16, 17, 24, 25, 300)] == [1, 16, 16, 16, 25, 256]
     assert launched(100, given=0, first_launched=15) == 16 and launched(100, given=0, first_launched=16) == 100
+    assert [launched(300, 0, 0, urgent) for urgent in (23, 24, 70, 299)] == [16, 25, 71, 256], "all who are urgent"
 
 
 def test_the_time_of_a_frame_follows_what_frames_take():

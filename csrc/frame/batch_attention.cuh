@@ -19,14 +19,14 @@ constexpr int kAttentionBlocks = 4;                                           //
 struct FreshHeads : Queries {
   alignas(16) bf16 fresh[2][kHeadDim];
 
-  // key: where the key belongs in memory; the value belongs `to_value` behind it.
-  template <class S>
+  // key: where the key belongs in memory; the value belongs `to_value` behind it. Stored: it lies there already.
+  template <class S, bool Stored = false>
   __device__ __forceinline__ void keep(int number, uint2 high, uint2 low, int position, bf16* key, int to_value,
                                        int lane) {
     const int is_value = number - S::kGroup;
     if (is_value < 0) return store_query(*this, number, high, low, lane);
     store_dims(fresh[is_value], high, lane, lane / 2);
-    store_dims(key + is_value * to_value, high, lane, unit_place(position, lane / 2));
+    if constexpr (!Stored) store_dims(key + is_value * to_value, high, lane, unit_place(position, lane / 2));
   }
 };
 
@@ -79,7 +79,8 @@ __device__ __forceinline__ Softmax softmax_of(const Tile& keys, const Queries& q
 // ---- talker
 
 // What the talker's attention takes. The kernel waits only for `qkv`: `columns` must be there when the graph starts,
-// and old keys and values are of earlier frames, which ended before it starts.
+// and old keys and values are of earlier frames, which ended before it starts. Those of a prompt's rows may be of other
+// columns of the launch. There keep_prompt_kernel runs first, and the attention waits before it loads any.
 struct TalkerAttention {
   const float* qkv;       // [columns][S::kQkv] of this layer, neither normed nor turned
   const Column* columns;  // [columns]; each holds one fresh position
@@ -98,14 +99,43 @@ struct TalkerScratch : FreshHeads {
   float4 parts[kSplits / kTogether][kAttentionThreads];  // sum of values, largest score, sum of weights
 };
 
+// Where the key of a column's position belongs in memory. Its value belongs to_value<S> behind it.
+template <class S>
+constexpr int to_value = S::kKvHeads * kPagePositions * kHeadDim;
+template <class S>
+__device__ __forceinline__ bf16* key_of(const TalkerAttention& a, const Column& column, int kv_head) {
+  return layer_kv<S>(a.kv, a.index, kv_head) +
+         column.pages[column.position / kPagePositions] * page_stride<S>(a.weights) +
+         column.position % kPagePositions * kHeadDim;
+}
+
+// The keys and values of prompts' rows, a head of a column by a block. Grid: S::kKvHeads, columns. Block: two warps.
+template <class S>
+__global__ void keep_prompt_kernel(const __grid_constant__ TalkerAttention a) {
+  cudaTriggerProgrammaticLaunchCompletion();
+  const int kv_head = blockIdx.x, is_value = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (blockIdx.y >= *a.count) return;
+  const Column& column = a.columns[blockIdx.y];
+  const int angles = column.position * (kHeadDim / 2);
+  const uint2 norm = load_norm(a.weights.k_norm + a.index * kHeadDim, lane);
+  const LaneDims cos = load_angles(a.weights.rope_cos + angles, lane),
+                 sin = load_angles(a.weights.rope_sin + angles, lane);
+  cudaGridDependencySynchronize();
+  const float* const qkv = a.qkv + static_cast<size_t>(blockIdx.y) * S::kQkv;
+  LaneDims x = load_dims(qkv + head_of<S>(kv_head, S::kGroup + is_value) * kHeadDim, lane);
+  if (!is_value) norm_and_rope(x, norm, cos, sin, lane);
+  store_dims(key_of<S>(a, column, kv_head) + is_value * to_value<S>, rounded(x), lane,
+             unit_place(column.position, lane / 2));
+}
+
 // A key-value head of a column, by a block. A warp takes the same 16 positions of every page. Two pages make a round,
 // as in PagedAttention; then each thread adds the round's tiles in two dims of a query.
-template <class S, class Publish>
+template <class S, bool Prompt, class Publish>
 __device__ __forceinline__ void attend_column(const TalkerAttention& a, TalkerScratch<S>& s, int kv_head, int column,
                                               Publish publish) {
   static_assert(kAttentionWarps * kTile == kPagePositions && kTiles == 2 * kAttentionWarps);
   static_assert(S::kGroup + 2 == kAttentionWarps && S::kGroup * kHeadDim / 2 == kAttentionThreads);
-  constexpr int kTogether = TalkerScratch<S>::kTogether, kToValue = S::kKvHeads * kPagePositions * kHeadDim;
+  constexpr int kTogether = TalkerScratch<S>::kTogether, kToValue = to_value<S>;
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
   const int* const pages = a.columns[column].pages;
   const int position = a.columns[column].position, last_page = position / kPagePositions;
@@ -116,6 +146,7 @@ __device__ __forceinline__ void attend_column(const TalkerAttention& a, TalkerSc
   Tile keys{}, values{};
   const bf16* rows = own_kv + pages[0] * stride;
   int next_page = pages[min(1, last_page)];
+  if constexpr (Prompt) cudaGridDependencySynchronize();
   load_tile<false>(keys, rows, position - own, lane);
   load_tile<true>(values, rows + kToValue, position - own, lane);
   {
@@ -123,13 +154,13 @@ __device__ __forceinline__ void attend_column(const TalkerAttention& a, TalkerSc
     const uint2 norm = load_norm((warp < S::kGroup ? w.q_norm : w.k_norm) + a.index * kHeadDim, lane);
     const LaneDims cos = load_angles(w.rope_cos + position * (kHeadDim / 2), lane),
                    sin = load_angles(w.rope_sin + position * (kHeadDim / 2), lane);
-    bf16* const key = kv + pages[last_page] * stride + position % kPagePositions * kHeadDim;
+    bf16* const key = key_of<S>(a, a.columns[column], kv_head);
     const Watch watch = a.columns[column].watch;
     cudaGridDependencySynchronize();
     LaneDims x = load_dims(a.qkv + static_cast<size_t>(column) * S::kQkv + head_of<S>(kv_head, warp) * kHeadDim, lane);
     if (warp <= S::kGroup) norm_and_rope(x, norm, cos, sin, lane);
     const uint2 high = rounded(x), low = rest_of(x, high);
-    s.template keep<S>(warp, high, low, position, key, kToValue, lane);
+    s.template keep<S, Prompt>(warp, high, low, position, key, kToValue, lane);
     if (warp < S::kGroup) keep_query(watch, a.index * S::kHeads + head_of<S>(kv_head, warp), high, low, lane);
   }
   __syncthreads();
@@ -194,12 +225,12 @@ __device__ __forceinline__ void attend_column(const TalkerAttention& a, TalkerSc
 }
 
 // Grid: S::kKvHeads, columns or more. Block: kAttentionThreads.
-template <class S, class Publish>
+template <class S, bool Prompt, class Publish>
 __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
     talker_attention(const __grid_constant__ TalkerAttention a, Publish publish) {
   __shared__ TalkerScratch<S> s;
   cudaTriggerProgrammaticLaunchCompletion();
-  if (blockIdx.y < *a.count) attend_column<S>(a, s, blockIdx.x, blockIdx.y, publish);
+  if (blockIdx.y < *a.count) attend_column<S, Prompt>(a, s, blockIdx.x, blockIdx.y, publish);
 }
 
 // ---- code predictor

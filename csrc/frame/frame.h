@@ -42,7 +42,8 @@ class BatchGraphs {
  public:
   BatchGraphs() = default;
   ~BatchGraphs() {
-    for (cudaGraphExec_t graph : graphs_) cudaGraphExecDestroy(graph);
+    for (auto& graphs : graphs_)
+      for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
   }
   BatchGraphs(const BatchGraphs&) = delete;
   BatchGraphs& operator=(const BatchGraphs&) = delete;
@@ -50,12 +51,12 @@ class BatchGraphs {
   // Record the graphs for launches of up to `columns` sequences. p: what is the same in all launches; on_gpu: where
   // each one's parameters will be.
   cudaError_t record(int talker_hidden, int columns, FrameParams p, const FrameParams* on_gpu);
-  // One frame of so many sequences.
-  cudaError_t launch(int columns, cudaStream_t stream) const;
+  // One frame of so many sequences. prefill: so many rows of prompts, for their keys and values.
+  cudaError_t launch(int columns, bool prefill, cudaStream_t stream) const;
 
  private:
-  static constexpr int kStep = 32;  // columns between two graphs
-  std::vector<cudaGraphExec_t> graphs_;
+  static constexpr int kStep = 32;          // columns between two graphs
+  std::vector<cudaGraphExec_t> graphs_[2];  // of frames, of prompts
 };
 
 template <>

@@ -231,6 +231,7 @@ struct Recorder : WeightSteps {
     if (!looked_up)
       product<Qkv>(matrix(0), stages, S::kQkv, index ? kAfterMlp : kInput, QkvFinish<S>{p.batch.qkv, scales});
     attend();
+    if (p.prefill && index + 1 == w.layers) return;  // all keys and values are there
     product<O>(matrix(kQkvStages), stages, S::kHidden, kAttended,
                ResidualFinish<S>{p.batch.residual, scales + S::kQkv, w.post_norm + index * S::kHidden,
                                  p.batch.vectors[kAfterAttention], squares(kAfterAttention)});
@@ -286,8 +287,13 @@ struct Recorder : WeightSteps {
 
   void attend_talker(int index) {
     const TalkerAttention args{p.batch.qkv, p.batch.column, &params->columns, p.kv, p.talker, index};
-    launch(talker_attention<T, PublishAttended<T>>, dim3(T::kKvHeads, p.columns), kAttentionThreads, 0, 0, args,
-           PublishAttended<T>{p.batch.vectors[kAttended]});
+    const dim3 blocks(T::kKvHeads, p.columns);
+    const PublishAttended<T> publish{p.batch.vectors[kAttended]};
+    if (!p.prefill)
+      return launch(talker_attention<T, false, PublishAttended<T>>, blocks, kAttentionThreads, 0, 0, args, publish);
+    launch(keep_prompt_kernel<T>, blocks, 2 * 32, 0, 0, args);
+    if (index + 1 < p.talker.layers)
+      launch(talker_attention<T, true, PublishAttended<T>>, blocks, kAttentionThreads, 0, 0, args, publish);
   }
   void attend_predictor(int position, int index, bool looked_up) {
     const size_t rows = static_cast<size_t>(position - kFirstLookedUp) * Dims::kCodes;
@@ -300,7 +306,7 @@ struct Recorder : WeightSteps {
   }
 };
 
-// Record a frame of up to p.columns columns.
+// Record a frame, or rows of prompts, of up to p.columns columns.
 template <class Dims>
 cudaError_t record_frame(const FrameParams& p, const FrameParams* on_gpu, cudaGraphExec_t* made) {
   cudaStream_t stream = nullptr;
@@ -323,21 +329,23 @@ cudaError_t record_frame(const FrameParams& p, const FrameParams* on_gpu, cudaGr
 }  // namespace
 
 cudaError_t BatchGraphs::record(int talker_hidden, int columns, FrameParams p, const FrameParams* on_gpu) {
-  for (p.columns = kStep; p.columns < columns + kStep; p.columns += kStep) {
-    cudaGraphExec_t graph = nullptr;
-    cudaError_t error = cudaErrorInvalidValue;
-    switch (talker_hidden) {
-      case DimsDemo::Talker::kHidden: error = record_frame<DimsDemo>(p, on_gpu, &graph); break;
-      case Dims06::Talker::kHidden: error = record_frame<Dims06>(p, on_gpu, &graph); break;
-      case Dims17::Talker::kHidden: error = record_frame<Dims17>(p, on_gpu, &graph); break;
+  for (int i = 0; i * kStep < columns; i++)
+    for (p.prefill = 0; p.prefill < 2; p.prefill++) {
+      p.columns = (i + 1) * kStep;
+      cudaGraphExec_t graph = nullptr;
+      cudaError_t error = cudaErrorInvalidValue;
+      switch (talker_hidden) {
+        case DimsDemo::Talker::kHidden: error = record_frame<DimsDemo>(p, on_gpu, &graph); break;
+        case Dims06::Talker::kHidden: error = record_frame<Dims06>(p, on_gpu, &graph); break;
+        case Dims17::Talker::kHidden: error = record_frame<Dims17>(p, on_gpu, &graph); break;
+      }
+      if (error != cudaSuccess) return error;
+      graphs_[p.prefill].push_back(graph);
     }
-    if (error != cudaSuccess) return error;
-    graphs_.push_back(graph);
-  }
   return cudaSuccess;
 }
-cudaError_t BatchGraphs::launch(int columns, cudaStream_t stream) const {
-  return cudaGraphLaunch(graphs_.at((columns - 1) / kStep), stream);
+cudaError_t BatchGraphs::launch(int columns, bool prefill, cudaStream_t stream) const {
+  return cudaGraphLaunch(graphs_[prefill].at((columns - 1) / kStep), stream);
 }
 
 }  // namespace qmk

@@ -19,6 +19,7 @@ using Settings = std::map<std::string, double>;
 struct Slot {
   qmk::Column column{};                              // of the next launch, but for its text row
   torch::Tensor pages, seen, row, residual, recent;  // kept alive
+  std::vector<int> ids;                              // of its pages
   torch::Tensor text, pad, input_text;               // bf16 [n][hidden], [hidden], [hidden]
   int64_t positions = 0;                             // that its pages hold
   bool talked = false;                               // the talker's layers took its next input: residual is there
@@ -31,6 +32,12 @@ struct Slot {
     if (!look.heads) return {};
     return {queries.data_ptr<float>() + turn() * qmk::kHeadDim, look.first_head, look.heads};
   }
+};
+
+// The rest of a prompt. rows: fp32 [n][hidden]; the last is the first frame's input.
+struct Waiting {
+  int64_t slot;
+  torch::Tensor rows;
 };
 
 class Launcher {
@@ -150,7 +157,13 @@ class Launcher {
                 message("a slot takes ", copied, " to ", pages.numel(), " pages, got ", count));
     for (const int id : ids)
       TORCH_CHECK(id >= 0 && id < kv.size(0), message("a page must be in 0..", kv.size(0) - 1, ", got ", id));
+    auto over = [&](const Waiting& w) {  // its pages are this sequence's now
+      auto taken = [&](int id) { return std::find(ids.begin(), ids.end(), id) != ids.end(); };
+      return w.slot == slot || std::any_of(at(w.slot).ids.begin(), at(w.slot).ids.end(), taken);
+    };
+    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), over), waiting_.end());
     s.pages = pages, s.seen = seen, s.row = row, s.residual = residual, s.recent = recent, s.talked = false;
+    s.ids = ids;
     s.look = {};
     qmk::Column& c = s.column;
     c = {};
@@ -210,7 +223,7 @@ class Launcher {
   }
   // Where a slot stands, once its pages were filled by another hand (kept prefixes, tests, benchmarks).
   void seek(int64_t slot, int64_t position, int64_t frame) {
-    Slot& s = at(slot);
+    Slot& s = settled(slot);
     s.column.position = static_cast<int>(position), s.column.frame = static_cast<int>(frame), s.talked = false;
   }
 
@@ -219,7 +232,7 @@ class Launcher {
   void prefill(int64_t slot, const torch::Tensor& rows) {
     if (rows.size(0) == 0) return;
     const float* data = data_of<float>(rows, "rows", torch::kFloat32, rows.size(0) * hidden_);
-    take_rows(at(slot), rows.size(0),
+    take_rows(settled(slot), rows.size(0),
               [&](qmk::Column& c, int64_t i) { c.input_id = qmk::kPrecomputed, c.row = data + i * hidden_; });
   }
   // The same of rows that the kernel makes: code 0's embedding of an id plus a row of text: bf16 [n][hidden].
@@ -227,29 +240,29 @@ class Launcher {
     const int64_t n = static_cast<int64_t>(ids.size());
     const auto* data = data_of<qmk::bf16>(text, "text", torch::kBFloat16, n * hidden_);
     for (auto id : ids) check_id(id);
-    take_rows(at(slot), n, [&](qmk::Column& c, int64_t i) {
+    take_rows(settled(slot), n, [&](qmk::Column& c, int64_t i) {
       c.input_id = static_cast<int>(ids[i]), c.input_text = data + i * hidden_;
     });
   }
   // Such a row, text bf16 [hidden], as the next frame's input, in place of what the last frame left.
   void set_input(int64_t slot, int64_t id, const torch::Tensor& text) {
-    Slot& s = at(slot);
+    Slot& s = settled(slot);
     check_id(id);
     s.column.input_text = data_of<qmk::bf16>(text, "text", torch::kBFloat16, hidden_);
     s.column.input_id = static_cast<int>(id), s.input_text = text, s.talked = false;
   }
 
-  // The rest of a prompt, from row `from` on: rows bf16 [n][hidden]. The last row is the first frame's input. If the
-  // last launch has a column free, it takes that row along. A frame of such sequences alone then skips the talker,
-  // which takes a quarter of a frame. In other company the talker takes the row once more, with the same result.
+  // The rest of a prompt, from row `from` on: rows bf16 [n][hidden]. The last row is the first frame's input. While the
+  // GPU is busy, prompts wait for each other until the next frame is launched.
   void enter(int64_t slot, const torch::Tensor& rows, int64_t from) {
     const int64_t last = rows.size(0) - 1;
     data_of<qmk::bf16>(rows, "rows", torch::kBFloat16, (from + 1) * hidden_);
     Slot& s = at(slot);
-    const bool along = from < last && (last - from) % qmk::kMostColumns != 0;
-    if (from < last) prefill(slot, rows.slice(0, from, last + along).to(torch::kFloat32));
-    s.column.position -= along, s.talked = along;
     s.row.copy_(rows[last]);
+    if (from == last) return;
+    room(s, last - from);
+    waiting_.push_back({slot, rows.slice(0, from, last + 1).to(torch::kFloat32)});
+    if (!staged_prompts_.defined() || launched_ == collected_) settled(slot);
   }
 
   // Queue one frame of each of these slots. texts: of each slot, from which token on tokens are told one by one, and
@@ -261,6 +274,7 @@ class Launcher {
                 message(qmk::kLaunchesAhead, " launches wait to be collected; collect() first"));
     TORCH_CHECK(texts.empty() || texts.size() == 2 * slots.size(),
                 message("texts must have two numbers a slot, got ", texts.size(), " for ", slots.size(), " slots"));
+    take_waiting();
     for (auto slot : slots) room(at(slot), 1);
     qmk::FrameParams p = p_;
     p.columns = 0, p.talked = 1;
@@ -349,6 +363,7 @@ class Launcher {
     const int64_t bytes = kColumnsAt + columns_ * static_cast<int64_t>(sizeof(qmk::Column));
     const auto host = torch::TensorOptions().dtype(torch::kUInt8).pinned_memory(true);
     staged_ = torch::zeros({qmk::kLaunchesAhead, bytes}, host);
+    staged_prompts_ = torch::zeros({qmk::kLaunchesAhead, bytes}, host);
     sent_ = torch::zeros({bytes}, host.pinned_memory(false).device(device_));
     p_.batch.column = reinterpret_cast<const qmk::Column*>(sent_.data_ptr<uint8_t>() + kColumnsAt);
     check_cuda(graphs_.record(static_cast<int>(hidden_), columns_, p_,
@@ -376,11 +391,12 @@ class Launcher {
   }
   // Parameters and columns of a launch of many go to the GPU's memory: a graph's kernels find them at one place.
   cudaError_t launch_batch(const qmk::FrameParams& p, cudaStream_t stream) const {
-    uint8_t* const staged = staged_[launched_ % qmk::kLaunchesAhead].data_ptr<uint8_t>();
+    const torch::Tensor& all = p.prefill ? staged_prompts_ : staged_;
+    uint8_t* const staged = all[launched_ % qmk::kLaunchesAhead].data_ptr<uint8_t>();
     std::memcpy(staged, &p, sizeof(p));
     check_cuda(cudaMemcpyAsync(sent_.data_ptr(), staged, kColumnsAt + p.columns * sizeof(qmk::Column),
                                cudaMemcpyHostToDevice, stream));
-    return graphs_.launch(p.columns, stream);
+    return graphs_.launch(p.columns, p.prefill, stream);
   }
   // Clock cycles between two copies of a block, at `rate` times the speed at which memory can serve all blocks. The
   // rate is above 1, because a producer also stands still while its ring is full.
@@ -415,6 +431,57 @@ class Launcher {
   void check_id(int64_t id) const {
     const int64_t ids = tensors_.at("code0_embedding").size(0);
     TORCH_CHECK(id >= 0 && id < ids, message("an id must be in 0..", ids - 1, ", got ", id));
+  }
+  // A slot whose prompt no longer waits.
+  Slot& settled(int64_t slot) {
+    for (size_t i = 0; i < waiting_.size(); i++)
+      if (waiting_[i].slot == slot) {
+        const Waiting prompt = waiting_[i];
+        waiting_.erase(waiting_.begin() + i);
+        take(prompt);
+        break;
+      }
+    return at(slot);
+  }
+  // A prompt by itself. If its last launch has a column free, that takes the first frame's input along. A frame of such
+  // sequences alone then skips the talker, which takes a quarter of a frame. In other company the talker takes the row
+  // once more, with the same result.
+  void take(const Waiting& prompt) {
+    const int64_t rows = prompt.rows.size(0) - 1, along = rows % qmk::kMostColumns != 0;
+    prefill(prompt.slot, prompt.rows.slice(0, 0, rows + along));
+    Slot& s = at(prompt.slot);
+    s.column.position -= static_cast<int>(along), s.talked = along;
+  }
+  // Two prompts or more in one launch, as far as its columns go: weights are read once for all of them, with the bits
+  // of each alone.
+  void take_waiting() {
+    std::vector<Waiting> waiting;
+    waiting.swap(waiting_);
+    qmk::FrameParams p = p_;
+    p.prefill = 1, p.columns = 0;
+    if (waiting.size() > 1) {
+      auto* const columns = reinterpret_cast<qmk::Column*>(
+          staged_prompts_[launched_ % qmk::kLaunchesAhead].data_ptr<uint8_t>() + kColumnsAt);
+      for (Waiting& prompt : waiting) {
+        const int rows = static_cast<int>(prompt.rows.size(0)) - 1;
+        if (p.columns + rows > columns_) continue;
+        qmk::Column& next = at(prompt.slot).column;
+        for (int i = 0; i < rows; i++) {
+          qmk::Column& c = columns[p.columns++] = next;
+          c.row = prompt.rows.data_ptr<float>() + i * hidden_;
+          c.position += i;
+        }
+        next.position += rows;
+        prompt.slot = -1;
+      }
+    }
+    if constexpr (qmk::kBatchColumns > 0)
+      if (p.columns) {
+        const c10::cuda::CUDAGuard guard(device_);
+        check_cuda(launch_batch(p, c10::cuda::getCurrentCUDAStream(device_.index())));
+      }
+    for (const Waiting& prompt : waiting)
+      if (prompt.slot >= 0) take(prompt);
   }
   // Keys and values of n rows, as many at a time as there are columns; input(column, i) sets the input of row i.
   template <class Input>
@@ -476,7 +543,8 @@ class Launcher {
   torch::Tensor codes_, fault_;
   // Of launches of many: parameters, then columns, on the host and on the GPU.
   static constexpr int64_t kColumnsAt = (sizeof(qmk::FrameParams) + 127) / 128 * 128;
-  torch::Tensor staged_, sent_;
+  torch::Tensor staged_, staged_prompts_, sent_;
+  std::vector<Waiting> waiting_;  // in the order in which they came
   qmk::BatchGraphs graphs_;
   std::array<torch::Tensor, 3> observed_;
   std::array<cudaEvent_t, qmk::kLaunchesAhead> done_{};

@@ -15,7 +15,13 @@ namespace qmk {
 constexpr float kRange = 64.0f;
 constexpr float kMostHalf = 65504.0f;  // of fp16; larger values become this one, because inf times 0 is NaN
 
-__device__ __forceinline__ float clamp_half(float x) { return fminf(kMostHalf, fmaxf(-kMostHalf, x)); }
+// x from -most to most. NaN stays NaN, which fminf and fmaxf would make -most: noise at full volume in place of an error.
+__device__ __forceinline__ float clamped(float x, float most) {
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-most));
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(most));
+  return x;
+}
+__device__ __forceinline__ float clamp_half(float x) { return clamped(x, kMostHalf); }
 
 // Of an activation. vocoder_weights.py does the same with weights, but for kRange.
 __device__ __forceinline__ void split(float x, __half& high, __half& low) {

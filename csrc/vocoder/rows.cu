@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(256)
   }
 #pragma unroll
   for (int d = 4; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-  if (lane == 0) sound[threadIdx.x / 8] = fminf(1.0f, fmaxf(-1.0f, sum + bias[0]));
+  if (lane == 0) sound[threadIdx.x / 8] = clamped(sum + bias[0], 1.0f);
   __syncthreads();
   const int index = blockIdx.x * 32 + threadIdx.x;
   if (threadIdx.x < 32 && index < samples) to[index] = sound[threadIdx.x];
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(256, 2)
     for (int d = 4; d; d /= 2) sum[s] += __shfl_xor_sync(0xffffffffu, sum[s], d);
     if (lane == s) mine = sum[s];
   }
-  if (index < samples) (*out)[index] = fminf(1.0f, fmaxf(-1.0f, mine + bias[0]));
+  if (index < samples) (*out)[index] = clamped(mine + bias[0], 1.0f);
 }
 
 // Together: rows that are read before they are written, because what is read lies behind what is written.

@@ -2,10 +2,12 @@
 // them.
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../tensors.h"
@@ -236,6 +238,20 @@ class Recording {
   cudaGraphExec_t graph_ = nullptr;
 };
 
+// Are all values of a contiguous fp32 tensor on the CPU finite? Others have the highest exponent. Here, because a numpy
+// call for each sequence would give the interpreter to other threads each time.
+bool finite(const Tensor& values) {
+  const float* x = values.data_ptr<float>();
+  const uint32_t top = 0x7f800000;
+  uint32_t most = 0;
+  for (int64_t i = 0; i < values.numel(); ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, sizeof(bits));
+    most = std::max(most, bits & top);
+  }
+  return most < top;
+}
+
 // Pushes on their way: frames and codes go with a launch, PCM comes back into pinned memory, so that several may be
 // queued. Nothing here waits but `collect`.
 class Pushes {
@@ -297,15 +313,18 @@ class Pushes {
     push.recent = data<int>(recent, 1, "recent");
     return launch(recording, push, true);
   }
-  // Wait for a push: the PCM of each of its sequences, fp32 [counts[i] * samples], in memory of its own.
-  std::vector<Tensor> collect(int64_t ticket, const std::vector<int64_t>& counts) const {
+  // Wait for a push: the PCM of each of its sequences, fp32 [counts[i] * samples], in memory of its own, and
+  // whether it is finite.
+  std::vector<std::pair<Tensor, bool>> collect(int64_t ticket, const std::vector<int64_t>& counts) const {
     TORCH_CHECK(ticket < launched_ && launched_ - ticket <= qmk::kPushesAhead,
                 message("the last ", qmk::kPushesAhead, " of ", launched_, " pushes are kept, got ", ticket));
     check(cudaEventSynchronize(done_[ticket % qmk::kPushesAhead]));
     const Tensor all = sound_[ticket % qmk::kPushesAhead];
-    std::vector<Tensor> sounds;
-    for (int64_t at = 0, i = 0; i < static_cast<int64_t>(counts.size()); at += counts[i++])
-      sounds.push_back(all.slice(0, at * samples_, (at + counts[i]) * samples_).clone());
+    std::vector<std::pair<Tensor, bool>> sounds;
+    for (int64_t at = 0, i = 0; i < static_cast<int64_t>(counts.size()); at += counts[i++]) {
+      const Tensor sound = all.slice(0, at * samples_, (at + counts[i]) * samples_);
+      sounds.emplace_back(sound.clone(), finite(sound));
+    }
     return sounds;
   }
 

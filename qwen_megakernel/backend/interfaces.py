@@ -15,7 +15,7 @@ from qwen_megakernel.checkpoint.config import TextHead
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.prompt import Prefix, Prompt
 from qwen_megakernel.model.transformer import Embeddings
-from qwen_megakernel.model.vocoder import Portion, VocoderState
+from qwen_megakernel.model.vocoder import Portion, Sounds, VocoderState
 from qwen_megakernel.sampling_params import SamplingParams
 
 AHEAD = 4  # how many launches may be uncollected
@@ -156,12 +156,11 @@ class Vocoder(Protocol):
         the host; frames >= 1, the same count for every slot. Returns PCM [len(slots), frames * 1920], -1..1, 24 kHz, in
         the vocoder's dtype."""
 
-    def follow(self, slots: Sequence[int], first: Sequence[int], frames: Sequence[int]) -> Callable[[], list[Tensor]]:
+    def follow(self, slots: Sequence[int], first: Sequence[int], frames: Sequence[int]) -> Callable[[], Sounds]:
         """Queue a push after the frame decoder's launches, of codes that are not yet collected. Only if it `follows`.
         `slots`: distinct ones. `first`: of each slot, the number of its first frame. `frames`: 1 to `PUSH_FRAMES` of
         each slot, from the frame decoder's `recent_codes`; together at most `most_frames`. Returns a function that
-        waits for the push and returns each slot's PCM, fp32 [frames * 1920] on the host, in memory of its own. From end
-        of speech on, PCM is noise."""
+        waits for the push and returns each slot's PCM. From end of speech on, PCM is noise."""
 
     def recover(self) -> None:
         """After a KernelFault: every slot's state is lost; reset or restore it."""

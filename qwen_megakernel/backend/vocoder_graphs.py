@@ -34,7 +34,7 @@ from qwen_megakernel.backend.vocoder_recorder import Recorder, VocoderMemory
 from qwen_megakernel.backend.vocoder_weights import VocoderWeights, transformer_blocks, transformer_room
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.errors import KernelFault
-from qwen_megakernel.model.vocoder import DILATIONS, Portion, VocoderState, check_push
+from qwen_megakernel.model.vocoder import DILATIONS, Portion, Sounds, VocoderState, check_push
 
 _EPOCHS_LAST = 2**26  # pushes, of 44 epochs each
 _ROOMS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
@@ -159,7 +159,8 @@ class GraphVocoder:
                 listed = some[at : at + len(part)].flatten(0, 1).contiguous()
                 return self._pushes.launch(graph, part, counts, listed, True)
 
-            sounds.append(torch.stack(self._queue(slots, [some.shape[1]] * len(slots), launch)()))
+            collect = self._queue(slots, [some.shape[1]] * len(slots), launch)
+            sounds.append(torch.stack([sound for sound, _finite in collect()]))
         return torch.cat(sounds, dim=1)
 
     def portions(self, codes: Tensor) -> list[Portion]:
@@ -191,19 +192,21 @@ class GraphVocoder:
             reach += 6 * sum(DILATIONS) / rows
         return math.ceil(reach + 6 / rows)
 
-    def follow(self, slots: Sequence[int], first: Sequence[int], frames: Sequence[int]) -> Callable[[], list[Tensor]]:
+    def follow(self, slots: Sequence[int], first: Sequence[int], frames: Sequence[int]) -> Callable[[], Sounds]:
         """More than `most_frames` are cut into several pushes. Collect them before PUSHES_AHEAD more are queued. A slot
         whose speech has ended holds noise until it is reset."""
 
         def launch(graph: Any, part: list[int], counts: list[int], at: int) -> Any:
             return self._pushes.follow(graph, part, counts, self._recent_codes, list(first[at : at + len(part)]))
 
-        return self._queue(slots, frames, launch)
+        collect = self._queue(slots, frames, launch)
+        return lambda: [sound if finite else None for sound, finite in collect()]
 
     def _queue(
         self, slots: Sequence[int], frames: Sequence[int], launch: Callable[[Any, list[int], list[int], int], Any]
-    ) -> Callable[[], list[Tensor]]:
-        """Launch frames in as few pushes as they fit into."""
+    ) -> Callable[[], list[tuple[Tensor, bool]]]:
+        """Launch frames in as few pushes as they fit into. Returns what waits for each slot's PCM, and whether it is
+        finite."""
         runs: list[tuple[Any, list[int]]] = []  # tickets, and the frames of each slot
         at = 0
         while at < len(slots):
@@ -216,7 +219,7 @@ class GraphVocoder:
             runs.append((launch(self._graph(sum(counts)), list(slots[at:to]), counts, at), counts))
             at = to
 
-        def collect() -> list[Tensor]:
+        def collect() -> list[tuple[Tensor, bool]]:
             sounds = [sound for ticket, counts in runs for sound in self._pushes.collect(ticket, counts)]
             if self._memory.fault.numpy()[0]:
                 raise KernelFault("a wait inside the vocoder's kernel took longer than its limit")

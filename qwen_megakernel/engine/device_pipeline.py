@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from qwen_megakernel.engine.scheduler import Push, runs_out_soon
 from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.engine.text_path import HeadFinder
 from qwen_megakernel.errors import SpeechError
-from qwen_megakernel.model.vocoder import VocoderState
+from qwen_megakernel.model.vocoder import Sounds, VocoderState
 
 VOCODER_THREAD = "qwen_megakernel vocoder"
 
@@ -41,10 +41,10 @@ class Launch:
 
 @dataclass(frozen=True, eq=False)
 class Pushed:
-    """A push whose sound was not collected. `wait` returns it: fp32 [samples] on the host for each sequence."""
+    """A push whose sound was not collected. `wait` waits for it."""
 
     push: Push
-    wait: Callable[[], list[Tensor]]
+    wait: Callable[[], Sounds]
     done: Callable[[], bool] = lambda: True  # False: `wait` would wait, and a frame may be computed meanwhile
 
     @property
@@ -169,9 +169,9 @@ class DevicePipeline:
         codes = torch.from_numpy(np.stack(sequence.output.codes[sequence.given : sequence.given + frames]))
         if self._beside:
             coming = self._beside.call(self._vocoder.push, slots, codes[None])
-            return Pushed(push, lambda: list(coming.result().float()), coming.done)
+            return Pushed(push, lambda: finite(coming.result().float()), coming.done)
         sound = self._vocoder.push(slots, codes[None])
-        return Pushed(push, lambda: list(sound.float().cpu()))
+        return Pushed(push, lambda: finite(sound.float().cpu()))
 
     def pop(self) -> Launch | Pushed:
         """Take the oldest work, or a launch in place of a push that is not done; `codes` or `sound` waits for it."""
@@ -205,9 +205,10 @@ class DevicePipeline:
             self._finder.judge(sequence.path, sequence.output.sound)
 
     @staticmethod
-    def sound(pushed: Pushed) -> list[np.ndarray]:
-        """Wait for the sound of a popped push: fp32 [frames, 1920] for each sequence."""
-        return [x.numpy().reshape(n, -1) for x, n in zip(pushed.wait(), pushed.push.frames, strict=True)]
+    def sound(pushed: Pushed) -> list[np.ndarray | None]:
+        """Wait for the sound of a popped push: fp32 [frames, 1920] for each sequence. None: it is not finite."""
+        sounds = zip(pushed.wait(), pushed.push.frames, strict=True)
+        return [sound if sound is None else sound.numpy().reshape(frames, -1) for sound, frames in sounds]
 
     def forget(self) -> None:
         """Drop work in flight and kept references: after a KernelFault no state of a slot is trusted."""
@@ -230,6 +231,10 @@ class DevicePipeline:
         """End the vocoder's thread."""
         if self._beside:
             self._beside.close()
+
+
+def finite(sounds: Iterable[Tensor]) -> Sounds:
+    return [sound if sound.isfinite().all() else None for sound in sounds]
 
 
 class VocoderThread:

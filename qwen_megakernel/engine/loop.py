@@ -155,7 +155,7 @@ class Loop:
             candidates = [s for push in pushes for s in push.sequences if s.missing > 0 and not s.result.settled]
 
     def _see_sound(self, pushed: Pushed) -> None:
-        sounds = []  # stays empty if the push failed
+        sounds: list[np.ndarray | None] = []  # stays empty if the push failed
         with self.failures.together(pushed.sequences, "the vocoder"):
             sounds = self.pipeline.sound(pushed)
             self.failures.in_a_row = 0

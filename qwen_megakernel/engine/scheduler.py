@@ -22,6 +22,10 @@ HURRY_S = 0.07
 """A listener with less audio left than this does not wait, and only one new prompt comes before it. With 50 ms, 15
 of 64 callers at once heard a gap; with 70 ms none did (docs/log/2026-11-21.md#many-callers-pretended)."""
 
+NEW_IN_HURRY = 4
+"""So many come before it where a launch takes hundreds: it also takes the rows of several prompts at once
+(docs/log/2026-11-28.md#prompts-together)."""
+
 ENOUGH_FRAMES = 64
 """Frames that do not wait for a larger push. Every push takes 0.4 ms besides its frames on an H200. On a simulated
 one, 64 always open get 349, 365, 371 and 374 seconds of audio a second with 1, 32, 48 and 64
@@ -61,15 +65,16 @@ class Scheduler:
     def frame_took(self, seconds: float) -> None:
         self.frame_s += _SMOOTHING * (seconds - self.frame_s)
 
-    @staticmethod
-    def to_prefill(new: list[SpeechSequence], running: list[SpeechSequence], now: float) -> list[SpeechSequence]:
+    def to_prefill(self, new: list[SpeechSequence], running: list[SpeechSequence], now: float) -> list[SpeechSequence]:
         """Sequences whose prompt or reference is computed before the next launch. `new`: those that lack it, in the
         order in which they came."""
         if not new:
             return []
         listening = (s for s in running if s.output.runs_out is not None)
         hurry = any(runs_out_soon(s, now) and not (s.starved or s.reason) for s in listening)
-        return new[: 1 if hurry else NEW_AT_ONCE]
+        if not hurry:
+            return new[:NEW_AT_ONCE]
+        return new[: NEW_IN_HURRY if self._width > self._narrow else 1]
 
     @staticmethod
     def reads_reference(sequence: SpeechSequence, running: list[SpeechSequence]) -> bool:
@@ -79,7 +84,8 @@ class Scheduler:
     def ready(self, running: list[SpeechSequence]) -> list[SpeechSequence]:
         """Sequences whose next frame can be launched, the most urgent first."""
         frame_s = self.frame_s
-        return sorted([s for s in running if s.ready], key=lambda s: s.due_at(frame_s))
+        # Most are in flight, and a property's call takes longer than the flag.
+        return sorted([s for s in running if not s.in_flight and s.ready], key=lambda s: s.due_at(frame_s))
 
     def to_launch(
         self, ready: list[SpeechSequence], computed: list[SpeechSequence], now: float
@@ -88,11 +94,13 @@ class Scheduler:
         the most urgent first. `computed`: sequences in the launches on the device."""
         if computed and ready and self._better_wait(ready, computed, now):
             return []
+        many = len(ready)
         # Who lacks frames of the first chunk does not wait for a launch of hundreds, unless that chunk is long.
-        first = any(not s.given and s.launched < LONG_CHUNK for s in ready)
-        quick = 2 * len(ready) <= 3 * self._narrow  # in one launch, 24 take hardly less time than in two
-        quick |= first and len(ready) > SMALL_LAUNCH
-        return ready[: self._narrow if quick else self._width]
+        if many > SMALL_LAUNCH and any(not s.given and s.launched < LONG_CHUNK for s in ready):
+            many = sum(runs_out_soon(s, now) for s in ready)
+        if 2 * many <= 3 * self._narrow:  # in one launch, 24 take hardly less time than in two
+            return ready[: self._narrow]
+        return ready[: min(many, self._width)]
 
     def _better_wait(self, ready: list[SpeechSequence], computed: list[SpeechSequence], now: float) -> bool:
         """Would a launch delay computed sequences whose listeners run out much sooner? Or is there time to join them?

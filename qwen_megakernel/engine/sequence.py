@@ -254,8 +254,11 @@ class SpeechSequence:
         self.plan.fill(self.given, short and self.given == self.launched)
         self._due = None
 
-    def add_sound(self, sound: np.ndarray) -> None:
-        """Take what the vocoder made: fp32 [frames, 1920]. Raises SpeechError: a sample is not finite."""
+    def add_sound(self, sound: np.ndarray | None) -> None:
+        """Take what the vocoder made: fp32 [frames, 1920]. Raises SpeechError: None, because it is not finite."""
+        if sound is None:
+            told = "the model's samples are not finite"
+            raise SpeechError(f"{told}: check this utterance's voice, or the weights if all utterances fail")
         sound = self.output.add_sound(sound)
         if self.guard and len(sound):
             self.guard.hear(sound, len(sound))

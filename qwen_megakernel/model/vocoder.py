@@ -86,6 +86,8 @@ def check_push(slots: Sequence[int], codes: Tensor, most_slots: int, groups: int
 
 
 VocoderState = dict[str, Tensor]  # of one sequence after some frames; only its vocoder understands it
+Sounds = list[Tensor | None]
+"""PCM of some slots: fp32 [frames * 1920] each on the host, in memory of its own. None: a sample is not finite."""
 
 
 class Portion(NamedTuple):
@@ -190,7 +192,7 @@ class TorchVocoder:
         self._position[step.slots] += codes.shape[1]
         return pcm
 
-    def follow(self, slots: Sequence[int], first: Sequence[int], frames: Sequence[int]) -> Callable[[], list[Tensor]]:
+    def follow(self, slots: Sequence[int], first: Sequence[int], frames: Sequence[int]) -> Callable[[], Sounds]:
         raise NotImplementedError("it does not follow: push codes from the host")
 
 
