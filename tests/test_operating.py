@@ -32,12 +32,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving import TEXT, access, connect, fronts_of, get, post, ready, running, said, same, small_demo, stream
 from waiting import PATIENCE_S, until
 from websockets.exceptions import InvalidStatus
+from websockets.protocol import State
+from websockets.server import ServerProtocol
 
 from qwen_megakernel import BackendError, TTSEngine, cli
 from qwen_megakernel.commands.config import actions_of, printed
 from qwen_megakernel.commands.options import server_options
 from qwen_megakernel.server import logs, watch
 from qwen_megakernel.server.app import config_of
+from qwen_megakernel.server.connections import SocketConnection
 from qwen_megakernel.server.keys import Keys
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.openai.bodies import SPEECH
@@ -725,6 +728,16 @@ def test_speech_goes_over_tls(behind_tls, loop, monkeypatch):
             while not isinstance(told := line.recv(PATIENCE_S), str) or json.loads(told)["type"] != "end":
                 made += told[4:] if isinstance(told, bytes) else b""
         assert same(bytes(made), truth)
+
+
+def test_a_server_ends_while_a_socket_closes():
+    """Its client has said goodbye, and TLS has not ended yet."""
+    line, closed = SocketConnection.__new__(SocketConnection), []
+    conn = ServerProtocol(state=State.CLOSING)
+    line.__dict__ |= {"conn": conn, "queue": asyncio.Queue(), "close_sent": False, "handshake_complete": True}
+    line.__dict__ |= {"stop_keepalive": list, "transport": SimpleNamespace(close=lambda: closed.append(True))}
+    line.shutdown()
+    assert closed and line.queue.get_nowait()["type"] == "websocket.disconnect"
 
 
 def test_a_key_that_needs_a_password_is_refused_and_nobody_is_asked(behind_tls, capsys):

@@ -24,7 +24,8 @@ The plan for leaving these overrides; each step deletes what it makes needless:
 1. Offer uvicorn limits of its own: of a head (time, bytes, number of headers; only its h11 has one), of pipelined
    requests, of a message's fragments and of control frames.
 2. Report its bugs: a pipelined request is not told that its client has gone (`_hang_up`), a refusal may come amid an
-   answer (`send_400_response`), a handshake may have a body, bad UTF-8 is logged with a traceback, pongs pile up.
+   answer (`send_400_response`), a handshake may have a body, bad UTF-8 is logged with a traceback, pongs pile up, a
+   socket that closes ends its `shutdown` (`SocketConnection.shutdown`).
 3. Places for connections (`resting`, `_crowded`) and reading by turns (`_read`) are our own. They need no override in a
    protocol of ours around httptools' parser and websockets' `ServerProtocol`, whose interfaces are public; uvicorn's
    `Config(http=, ws=)` takes it. It would have about 400 lines, so it is worth it only if steps 1 and 2 fail.
@@ -39,6 +40,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
 from websockets.frames import Frame
 
 from qwen_megakernel.server.api_error import ApiError
@@ -321,6 +323,13 @@ class SocketConnection(WebSocketsSansIOProtocol):
         if self._turn:
             self._turn.cancel()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """The server ends. uvicorn would raise where the socket closes already, and leave the other connections."""
+        try:
+            super().shutdown()
+        except InvalidState:
+            self.transport.close()
 
     def drop(self) -> None:
         """End the connection at once."""
