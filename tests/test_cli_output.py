@@ -4,11 +4,14 @@ import errno
 import io
 import os
 import re
+import resource
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import tomllib
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +22,7 @@ from tqdm import tqdm
 from waiting import PATIENCE_S
 
 import demo_pipeline
-from qwen_megakernel import RequestError, SamplingParams, TTSEngine
+from qwen_megakernel import RequestError, SamplingParams, TTSEngine, TTSError
 from qwen_megakernel.choices import ENDINGS, FORMATS
 from qwen_megakernel.cli import main
 from qwen_megakernel.commands import narrate, output
@@ -127,6 +130,44 @@ def test_a_full_disk_is_told_and_leaves_nothing(ending, here, full_disk):
                 file.write(pcm16(reference_audio(3.0)))
                 assert "in_memory" not in how or not list(here.iterdir())
         assert not list(here.iterdir())
+
+
+def test_hours_of_sound_get_the_same_bytes_from_an_encoder_in_its_own_process(here):
+    sound = pcm16(reference_audio(3.3))
+    for long in (False, True):
+        tags = {"title": "Öne", "artist": "Two", "language": "en"}
+        with SpeechFile("x.m4b", RATE, long=long, tags=tags, cover=picture()) as file:
+            for second in (0.0, 1.5):
+                file.mark_chapter(second, f"“{second}”")
+                file.write(sound)
+        assert [place.name for place in here.iterdir()] == ["x.m4b"]
+        Path("x.m4b").rename(here.parent / f"{long}.m4b")
+    assert (here.parent / "False.m4b").read_bytes() == (here.parent / "True.m4b").read_bytes()
+
+
+@pytest.mark.parametrize("ends", ["killed", "full"])
+def test_an_encoder_process_that_fails_is_told_and_leaves_nothing(ends, here):
+    told = {"killed": (TTSError, "status -9.*run the same"), "full": (RequestError, "File too large; name another")}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        if ends == "full":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        with pytest.raises(told[ends][0], match=told[ends][1]), SpeechFile("x.m4b", RATE, long=True) as file:
+            if ends == "killed":
+                file._encoder._process.kill()
+            while True:
+                file.write(pcm16(reference_audio(1.0)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(here.iterdir())
+
+
+def picture() -> bytes:
+    def part(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head, pixel = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0), zlib.compress(bytes(2))
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", pixel) + part(b"IEND", b"")
 
 
 @pytest.mark.parametrize("in_memory", [False, True])

@@ -22,8 +22,9 @@ import numpy as np
 import soundfile
 
 from qwen_megakernel.choices import ENDINGS, FORMATS, MPEG4, OUT, PLAYERS
+from qwen_megakernel.commands.encoder_process import EncoderProcess
 from qwen_megakernel.errors import RequestError
-from qwen_megakernel.speech.encoders import encoder, missing
+from qwen_megakernel.speech.encoders import Encoder, encoder, missing
 
 _T = TypeVar("_T")
 
@@ -157,6 +158,7 @@ class SpeechFile:
         *,
         keep_partial: bool = False,
         in_memory: bool = False,
+        long: bool = False,
         tags: Mapping[str, str] | None = None,
         cover: bytes | None = None,
     ):
@@ -167,6 +169,7 @@ class SpeechFile:
             keep_partial: if the block fails, keep the sound so far as a whole file and say so, unless writing failed.
             in_memory: encode in memory, and give the disk the whole file at the end, in few calls. After each call the
                 thread waits for the interpreter, which keeps the engine's thread waiting too.
+            long: hours of sound may come. What PyAV encodes goes into a process of its own.
             tags, cover: see `encoder`.
         """
         self.path = Path(path).absolute()
@@ -178,6 +181,7 @@ class SpeechFile:
         self._rate = rate
         self._keep_partial = keep_partial
         self._in_memory = in_memory
+        self._beside = long and self._ending in MPEG4 and not (in_memory or self._is_device)
         self._tags = tags or {}
         self._cover = cover
         self._chapters: list[tuple[int, str]] = []
@@ -196,12 +200,16 @@ class SpeechFile:
             self._target = _Target(self._file)
             if self._thread:
                 stack.enter_context(self._thread)
-            self._encoder = self._call(
-                encoder, self._ending, self._target, self._rate, self._chapters, self._tags, self._cover
-            )
+            self._encoder = self._call(self._new_encoder)
             stack.callback(self._free)
             self._stack = stack.pop_all()
         return self
+
+    def _new_encoder(self) -> Encoder:
+        how = self._rate, self._chapters, self._tags, self._cover
+        if self._beside:
+            return EncoderProcess(self._ending, self._file, *how)
+        return encoder(self._ending, self._target, *how)
 
     def _open(self, stack: ExitStack) -> IO[bytes]:
         """The file that is written while speech comes."""

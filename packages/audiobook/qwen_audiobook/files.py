@@ -145,7 +145,7 @@ class BookFiles:
         place = self._places[self._number]
         if place.path != "-":
             keep, cover = self._keep_partial, self._cover
-            file = SpeechFile(place.path, self._rate, keep_partial=keep, tags=place.tags, cover=cover)
+            file = SpeechFile(place.path, self._rate, keep_partial=keep, long=True, tags=place.tags, cover=cover)
             self._file = self._stack.enter_context(file)
 
     def _finish(self) -> None:
