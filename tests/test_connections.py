@@ -14,7 +14,8 @@ from qwen_megakernel.server.tls import TlsConnection
 
 OURS = {
     TlsConnection: "begin_tls _agree _pass_on",
-    HttpConnection: "drop _hang_up _start_timer _stop_timer _too_late _add _too_large _crowded _taken _answer _refused",
+    HttpConnection: "drop _hang_up _start_timer _last_look _stop_timer _too_late _add _too_large _crowded _taken "
+    "_answer _refused",
     SocketConnection: "drop _go_on _read _count_control _fail",
 }
 """Class -> its own methods. All others must be uvicorn's, or nobody would call them."""

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import av
@@ -61,6 +62,7 @@ from qwen_megakernel.errors import KernelFault, OutOfMemoryError, SpeechCutError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError, listed
 from qwen_megakernel.server.app import app_of, make_app
+from qwen_megakernel.server.connections import HttpConnection
 from qwen_megakernel.server.limits import Limits, OpenCount
 from qwen_megakernel.server.logs import FewLines
 from qwen_megakernel.server.metrics import Metrics
@@ -373,6 +375,27 @@ def test_a_connection_that_says_nothing_or_half_a_head_is_closed(caplog):
         assert [(told["status"], told["code"]) for told in late] == [(408, "idle")] * 10
         assert ready(), "a connection that was used is not closed after the same time"
         used.close()
+
+
+def test_a_head_that_came_while_the_event_loop_stood_still_is_read(server, monkeypatch):
+    """It came in time. uvloop looks at its timers before it reads."""
+    read = HttpConnection.data_received
+
+    def stand_still(connection, data):
+        if data == b"G":
+            waiting = list(connection.resting)[-2]
+            waiting._stop_timer()
+            waiting.limits = Limits(header_s=0.05)
+            waiting._start_timer()
+            line.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            time.sleep(0.1)
+        read(connection, data)
+
+    monkeypatch.setattr(HttpConnection, "data_received", stand_still)
+    connect = lambda: socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)  # noqa: E731
+    with connect() as line, connect() as other:
+        other.sendall(b"G")
+        assert line.recv(4096).startswith(b"HTTP/1.1 200")
 
 
 def test_who_hangs_up_in_the_queue_leaves_it(server):

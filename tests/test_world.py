@@ -22,6 +22,7 @@ from waiting import PATIENCE_S, until
 from world import CALLERS, CLOCK, TEXTS, TOKEN, WAYS, Proxy, Server, callers, nginx, serving
 
 from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.server.limits import Limits
 
 pytestmark = pytest.mark.faults
 
@@ -223,12 +224,14 @@ def limit(server: Server, what: str) -> None:
 
 
 def test_a_proxy_stalls(rng):
+    """For half as long as the server waits for a head, which the proxy may hold."""
+    seconds = Limits().header_s / 2
     with serving() as server, contextlib.closing(Proxy(server.port)) as proxy:
         with callers(server, rng, lambda asked: server.same(asked, proxy.url)) as told:
             proxy.stalled.set()
-            time.sleep(20)
+            time.sleep(seconds)
             proxy.stalled.clear()
-            judge("a proxy passes nothing on for 20 s", ALL, [one.result() for one in told])
+            judge(f"a proxy passes nothing on for {seconds:g} s", ALL, [one.result() for one in told])
 
 
 def test_a_half_closed_proxy(rng):

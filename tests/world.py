@@ -163,7 +163,7 @@ def callers(
 
 
 class Proxy:
-    """Passes bytes on between clients and a server. `stalled`: it does not, and closes nothing."""
+    """Passes bytes and ends on between clients and a server. `stalled`: it does not."""
 
     def __init__(self, port: int):
         self._port, self._lines = port, []
@@ -182,12 +182,15 @@ class Proxy:
                     threading.Thread(target=self._pass, args=(source, sink), daemon=True).start()
 
     def _pass(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(4096):
-                while self.stalled.is_set():
-                    time.sleep(0.01)
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
+        more = b"some"
+        while more:
+            more = b""
+            with contextlib.suppress(OSError):  # a reset is an end: else who is at the other end would wait for ever
+                more = source.recv(4096)
+            while self.stalled.is_set():
+                time.sleep(0.01)
+            with contextlib.suppress(OSError):
+                sink.sendall(more) if more else sink.shutdown(socket.SHUT_WR)
 
     def lose_clients(self) -> None:
         """Half-closed: clients are gone, and their servers are not told."""

@@ -145,7 +145,11 @@ class HttpConnection(TlsConnection):
 
     def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(self.limits.header_s, self._too_late)
+            self._timer = self.loop.call_later(self.limits.header_s, self._last_look)
+
+    def _last_look(self) -> None:
+        """Where the loop stood still, a head may wait that came in time. uvloop looks at its timers before it reads."""
+        self._timer = self.loop.call_later(0.001, self._too_late)
 
     def _too_late(self) -> None:
         if self._loose and not self.transport.is_closing():
