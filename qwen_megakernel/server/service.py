@@ -257,8 +257,8 @@ class EngineService:
             raise VoiceError(f"{self.model} has a speaker {name!r} already: rename the voice's file")
 
     def voice_names(self) -> list[str]:
-        """The names that a client may use: the checkpoint's speakers, then the saved voices."""
-        return [*(self._engine.speakers if self._engine else ()), *self.saved_voices.by_name]
+        """The names that a client may use: the checkpoint's speakers, then the saved voices by the alphabet."""
+        return [*(self._engine.speakers if self._engine else ()), *sorted(self.saved_voices.by_name)]
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -366,7 +366,7 @@ class EngineService:
             raise SpeakerError(f"voice must be one name, got {name[:80]!r}: {words}; known: {self.known_voices()}")
         if name != DEFAULT_VOICE:
             raise SpeakerError(f"unknown voice {str(asked)[:80]!r}; known: {self.known_voices()}")
-        return {"voice": next(iter(voices.values()))} if engine.variant == "base" else {}
+        return {"voice": min(voices.items())[1]} if engine.variant == "base" else {}
 
     async def cloned(self, options: RequestOptions, clone: Clone | None) -> RequestOptions:
         """The options with the voice that a request brings along, if it does. It takes the place of a named one.

@@ -19,7 +19,8 @@ from qwen_megakernel.speech.base import SpeechEngine
 log = logging.getLogger(__name__)
 
 DEFAULT_VOICE = "default"
-"""Used if a request names no voice: the checkpoint's first speaker; for a Base checkpoint the first saved voice."""
+"""Used if a request names no voice: the checkpoint's first speaker; for a Base checkpoint the first saved voice
+in the alphabet."""
 
 MOST_NAME = 64  # characters of a voice's name
 _NAME = re.compile(rf"[a-z0-9][a-z0-9_-]{{0,{MOST_NAME - 1}}}")
@@ -32,7 +33,7 @@ class SavedVoices:
     """Used in one event loop.
 
     Attributes:
-        by_name: name -> voice. Saved files come first, sorted by name; new voices follow in order of creation.
+        by_name: name -> voice.
     """
 
     def __init__(self, folder: Path | None):
