@@ -30,7 +30,7 @@ from cryptography.x509.oid import NameOID
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from serving import TEXT, access, connect, fronts_of, get, post, ready, running, said, same, small_demo, stream
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, until, until_in_loop
 from websockets.exceptions import InvalidStatus
 from websockets.protocol import State
 from websockets.server import ServerProtocol
@@ -39,13 +39,14 @@ from qwen_megakernel import BackendError, TTSEngine, cli
 from qwen_megakernel.commands.config import actions_of, printed
 from qwen_megakernel.commands.options import server_options
 from qwen_megakernel.server import logs, watch
+from qwen_megakernel.server.api_error import Refused
 from qwen_megakernel.server.app import config_of
 from qwen_megakernel.server.connections import SocketConnection
 from qwen_megakernel.server.keys import Keys
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.openai.bodies import SPEECH
 from qwen_megakernel.server.options import ServerOptions, rows_of
-from qwen_megakernel.server.quotas import Usage
+from qwen_megakernel.server.quotas import Quotas, Usage
 from qwen_megakernel.server.records import Record, serving
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.traces import Traces
@@ -377,6 +378,40 @@ def test_characters_fill_up_within_a_minute():
     now[0] = 30.0
     assert usage.take_characters("a", 30, 60) == 0 and usage.take_characters("b", 600, 60) == 0, "a long one owes"
     assert usage.take_characters("b", 1, 60) == pytest.approx(541)
+    assert usage.take_characters("a", 15, 60) == 15, "what has filled up is taken"
+    now[0] = 3000.0
+    assert usage.take_characters("a", 60, 60) == 0 and usage.take_characters("a", 1, 60) == 1, "no more than a minute's"
+
+
+async def test_who_must_wait_is_told_for_how_long_and_in_whole_seconds(tmp_path):
+    write_keys(tmp_path / "keys.toml", a="x; characters_per_minute = 600")
+    quotas, now = Quotas(Keys(None, tmp_path / "keys.toml")), [0.0]
+    quotas.usage = Usage(lambda: now[0])
+    await quotas.take_characters("a", 600)
+    for count, seconds in ((1, 1), (12, 2), (594, 60)):
+        with pytest.raises(Refused) as refused:
+            await quotas.take_characters("a", count)
+        assert refused.value.error.retry_s == seconds
+
+
+async def test_a_limit_that_comes_later_counts_from_none(tmp_path):
+    """A key that had no limit has taken no stream, so it gives none back."""
+    path = tmp_path / "keys.toml"
+    write_keys(path, a="x")
+    keys = Keys(None, path)
+    quotas = Quotas(keys)
+    async with quotas.stream("a", patient=False):
+        write_keys(path, a="x; streams = 1")
+        keys.reread()
+    async with quotas.stream("a", patient=False):
+        with pytest.raises(Refused):
+            await quotas.stream("a", patient=False).__aenter__()
+
+
+def test_a_digest_may_be_in_upper_case(tmp_path):
+    digest = hashlib.sha256(b"x").hexdigest().upper()
+    (tmp_path / "keys.toml").write_text(f"[keys.a]\nsha256 = '{digest}'")
+    assert Keys(None, tmp_path / "keys.toml").of(b"x").name == "a"
 
 
 @pytest.mark.parametrize(
@@ -386,6 +421,8 @@ def test_characters_fill_up_within_a_minute():
         ("[keys.a]\nsha256 = 'x'", "64 hex digits"),
         (f"[keys.a]\nsha256 = '{'0' * 64}'\nstream = 1", "unknown 'stream'"),
         (f"[keys.a]\nsha256 = '{'0' * 64}'\nstreams = 0", "above 0"),
+        (f"[keys.a]\nsha256 = '{'0' * 64}'\nstreams = true", "above 0"),
+        ("[keys.a]\nsha256 = []", "64 hex digits"),
         (f"[keys.a]\nsha256 = '{'0' * 64}'\n[keys.b]\nsha256 = '{'0' * 64}'", "the same key"),
         ("[keys.'a b']\n", "a name has"),
         ("keys", "not TOML"),
@@ -778,8 +815,26 @@ def test_what_cannot_be_read_now_is_read_later(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 120.0))
     for _ in range(2):
         watched.look()
+    monkeypatch.undo()
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 300.0))
+    watched.look()
     assert came == ["newer"], "and then it is as good as any other"
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 3
+
+
+async def test_each_of_several_is_looked_after_and_so_is_what_changes_within_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "_LOOK_S", 0.01)
+    file, folder, came = tmp_path / "keys.toml", tmp_path / "voices", {"keys": 0, "voices": 0}
+    folder.mkdir()
+    for path in (file, folder / "ada"):
+        path.write_text("old")
+    reread = lambda what: came.update({what: came[what] + 1})  # noqa: E731
+    both = [Watched(what, [path], partial(reread, what)) for what, path in (("keys", file), ("voices", folder))]
+    watching = asyncio.create_task(watch.watch(both))
+    for path in (file, folder / "ada"):
+        path.write_text("another")
+    await until_in_loop(lambda: all(came.values()))
+    watching.cancel()
 
 
 def test_voices_and_a_lexicon_are_read_again(tiny, tmp_path):

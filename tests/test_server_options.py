@@ -15,7 +15,7 @@ import pytest
 from qwen_megakernel import BackendError, cli
 from qwen_megakernel.commands.options import server_options
 from qwen_megakernel.server.app import make_app
-from qwen_megakernel.server.limits import Limits, allow_files
+from qwen_megakernel.server.limits import MOST_VALUES, Limits, allow_files, too_many_values
 from qwen_megakernel.server.options import ServerOptions, rows_of
 
 CERT = ["--ssl-certfile", "cert.pem"]
@@ -103,6 +103,17 @@ def test_no_more_connections_than_files(soft, hard, allowed, connections, monkey
     assert allow_files(wanted) == dataclasses.replace(wanted, connections=connections)
     assert made == ([(allowed, hard)] if allowed else [])
     assert ("`ulimit -n 2320`" in caplog.text) == (connections < 2048)
+
+
+def test_few_connections_stay_few_where_few_files_are_allowed(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 256))
+    assert allow_files(Limits(connections=10)).connections == 10
+
+
+@pytest.mark.parametrize("kind", [str, str.encode])
+@pytest.mark.parametrize("mark", ",[{")
+def test_values_of_json_are_counted_by_their_marks(mark, kind):
+    assert not too_many_values(kind(mark * MOST_VALUES)) and too_many_values(kind(mark * (MOST_VALUES + 1)))
 
 
 def test_what_the_command_knows_better_replaces_what_was_typed():
