@@ -13,6 +13,7 @@ import pytest
 import torch
 from callers import say, seeded
 from probes import token_count
+from serving import slots_taken
 from waiting import PATIENCE_S, run_all, run_python, slow_case, until
 
 from qwen_megakernel import (
@@ -349,6 +350,39 @@ def test_an_utterance_whose_text_never_came_can_be_cancelled(own_engine):
     with pytest.raises(RequestError):
         utterance.push_text("lo")
     assert own_engine.health()["streams"] == 0
+
+
+def test_threads_push_text_one_after_the_other(own_engine, monkeypatch):
+    utterance = own_engine.submit()
+    pieces = utterance._sequence.input.pieces
+    push, inside, most, both = pieces.push, [], [], threading.Event()
+
+    def slowly(text: str) -> torch.Tensor:
+        inside.append(text)
+        if len(inside) == 2:
+            both.set()
+        both.wait(0.2)
+        most.append(len(inside))
+        inside.remove(text)
+        return push(text)
+
+    monkeypatch.setattr(pieces, "push", slowly)
+    run_all(lambda: utterance.push_text("Hello "), lambda: utterance.push_text("there "))
+    utterance.cancel()
+    assert most == [1, 1]
+
+
+def test_an_utterance_that_has_ended_keeps_nothing_of_its_text(own_engine):
+    """Who holds it keeps its sound. What was made of the text may have megabytes."""
+    with slots_taken(own_engine):
+        utterance = own_engine.submit()
+        utterance.push_text("Hello there, how are ")
+        utterance.push_text("you today? I am well.")
+        given = utterance._sequence.input
+        assert given.pieces and not given.rows.empty()
+        utterance.cancel()
+        utterance.result(timeout=PATIENCE_S)
+        assert given.pieces is None and given.rows.empty()
 
 
 def test_a_callback_that_raises_fails_its_own_utterance(own_engine):

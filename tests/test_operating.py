@@ -394,6 +394,21 @@ async def test_who_must_wait_is_told_for_how_long_and_in_whole_seconds(tmp_path)
         assert refused.value.error.retry_s == seconds
 
 
+async def test_a_patient_text_waits_until_its_key_has_a_stream(tmp_path):
+    write_keys(tmp_path / "keys.toml", a="x; streams = 1")
+    quotas = Quotas(Keys(None, tmp_path / "keys.toml"))
+
+    async def speak() -> None:
+        async with quotas.stream("a", patient=True):
+            pass
+
+    async with quotas.stream("a", patient=False):
+        waiting = asyncio.create_task(speak())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    await asyncio.wait_for(waiting, PATIENCE_S)
+
+
 async def test_a_limit_that_comes_later_counts_from_none(tmp_path):
     """A key that had no limit has taken no stream, so it gives none back."""
     path = tmp_path / "keys.toml"
@@ -424,6 +439,7 @@ def test_a_digest_may_be_in_upper_case(tmp_path):
         (f"[keys.a]\nsha256 = '{'0' * 64}'\nstreams = true", "above 0"),
         ("[keys.a]\nsha256 = []", "64 hex digits"),
         (f"[keys.a]\nsha256 = '{'0' * 64}'\n[keys.b]\nsha256 = '{'0' * 64}'", "the same key"),
+        ("\n".join(f"[keys.a{number}]" for number in range(1001)), "1 to 1000 tables .* got 1001"),
         ("[keys.'a b']\n", "a name has"),
         ("keys", "not TOML"),
     ],

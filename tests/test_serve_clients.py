@@ -259,6 +259,7 @@ def test_listed_origins_are_served_and_others_are_told_the_option(token):
     ("origin", "taken"),
     [
         ("app://obsidian.md", True),
+        ("app://Obsidian.md", True),
         ("chrome-extension://abcdefghijklmnop", True),
         ("moz-extension://2b4c6d8e-0000-4000-8000-123456789abc", True),
         ("capacitor://localhost", True),
