@@ -26,7 +26,7 @@ from qwen_megakernel import RequestError, SamplingParams, TTSEngine, TTSError
 from qwen_megakernel.choices import ENDINGS, FORMATS
 from qwen_megakernel.cli import main
 from qwen_megakernel.commands import narrate, output
-from qwen_megakernel.commands.output import SpeechFile
+from qwen_megakernel.commands.output import SpeechFile, new_file
 from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.engine.utterance import ChunkStream
 from qwen_megakernel.model.pcm import pcm16
@@ -249,6 +249,19 @@ def test_a_file_keeps_its_link_and_its_mode_and_a_new_one_obeys_the_umask(in_mem
 
 
 # ---------------------------------------------------------------- interrupted
+
+
+def test_halves_of_killed_processes_are_deleted_and_those_of_others_are_not(here):
+    killed, new = here / ".speech-0.part", here / ".speech-1.part"
+    killed.touch()
+    new.touch()
+    os.utime(new, (2**33, 2**33))
+    with new_file(here / "other.wav"):
+        (held,) = set(here.glob(".speech-*")) - {killed, new}
+        for path in (killed, held):
+            os.utime(path, (0, 0))
+        assert speak("-o", "x.wav") == 0
+        assert {path.name for path in here.iterdir()} == {held.name, new.name, "x.wav"}
 
 
 @pytest.fixture

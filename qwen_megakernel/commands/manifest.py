@@ -13,7 +13,7 @@ from typing import Any
 
 from qwen_megakernel.choices import MANIFEST
 from qwen_megakernel.commands.batch_input import check_id
-from qwen_megakernel.commands.output import new_file
+from qwen_megakernel.commands.output import drop_halves, new_file
 from qwen_megakernel.errors import RequestError
 from spoken_text.files import open_descriptor
 
@@ -40,8 +40,7 @@ class Manifest:
         except OSError:
             self._file.close()
             raise RequestError(f"--output {folder}: another batch writes there; wait for it, or name another") from None
-        for left in folder.glob(".speech-*.part"):  # from a batch that was killed
-            left.unlink(missing_ok=True)
+        drop_halves(folder)
         self._known = sqlite3.connect("")  # a temporary file
         self._known.execute("CREATE TABLE entries (key TEXT PRIMARY KEY, entry TEXT)")
         self._known.execute("CREATE TABLE lines (key TEXT PRIMARY KEY, line INTEGER)")

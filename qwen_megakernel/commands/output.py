@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,6 +28,7 @@ from qwen_megakernel.errors import RequestError
 from qwen_megakernel.speech.encoders import Encoder, encoder, missing
 
 _T = TypeVar("_T")
+_NEW_S = 5.0  # a file is new for so long
 
 
 def checked_output(args: argparse.Namespace) -> str | None:
@@ -44,6 +46,7 @@ def checked_output(args: argparse.Namespace) -> str | None:
     if output is not None:
         check_format("--output", output)
         check_writable("--output", output)
+        drop_halves(Path(output).parent)
     if args.play:
         player_for(_ending(output or OUT))
     return output
@@ -107,6 +110,16 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     finally:
         _close(file)
         part.unlink(missing_ok=True)
+
+
+def drop_halves(folder: Path) -> None:
+    """Delete unfinished files of processes that were killed. A process that lives has locked its own; a new one gets
+    the time to do so."""
+    for path in folder.glob(".speech-*.part"):
+        with suppress(OSError), open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - path.stat().st_mtime > _NEW_S:
+                path.unlink()
 
 
 def _close(file: IO[bytes]) -> None:

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from qwen_audiobook.book import Piece
+from qwen_megakernel.commands.output import drop_halves
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.voice import Voice
 from spoken_text.files import open_descriptor
 
-_NEW_S = 5.0  # a file is new for so long
 _OLD_S = 30 * 24 * 3600.0
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class KeptSpeech:
         try:
             head = json.loads(self._file.readline(1000))
             self.seed, self.threads = head["seed"], head["threads"]
-            _drop_halves(place.parent)
+            drop_halves(place.parent)
         except (ValueError, KeyError, TypeError):  # a new file, or one that was killed at its beginning
             self._is_new = True
             self._file.seek(0)
@@ -139,16 +139,6 @@ def _drop_old(folder: Path) -> None:
     for path in folder.glob("*.speech"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > _OLD_S:
-                path.unlink()
-
-
-def _drop_halves(folder: Path) -> None:
-    """Delete unfinished sound files of processes that were killed. A process that lives has locked its own; a new one
-    gets the time to do so."""
-    for path in folder.glob(".speech-*.part"):
-        with suppress(OSError), open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if time.time() - path.stat().st_mtime > _NEW_S:
                 path.unlink()
 
 
