@@ -1,6 +1,7 @@
 """SpeechSession: how the server and the Pipecat service speak without holding up their event loop."""
 
 import asyncio
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -11,13 +12,13 @@ from callers import sounds
 from kept import kept
 from waiting import PATIENCE_S, until_in_loop
 
-from qwen_megakernel import Chunk, EngineBusy, RequestError
+from qwen_megakernel import Chunk, EngineBusy, NoWordsError, RequestError
 from qwen_megakernel.engine.seat import Seat
 from qwen_megakernel.model.turn_text import Turn, TurnText
 from qwen_megakernel.speech.events import Ended, Words
 from qwen_megakernel.speech.session import FLUSH, SpeechSession
 from qwen_megakernel.speech.words import SpeechRate
-from spoken_text.front_end import TextFrontEnd
+from spoken_text.front_end import Reading, TextFrontEnd
 from spoken_text.spoken_text import SpokenText
 
 WHOLE = SimpleNamespace(finish_reason="eos", duration_s=0.5, compute_s=0.1)
@@ -182,6 +183,16 @@ def test_a_session_whose_loop_is_closed_is_cancelled(executor):
     assert engine.made[0].cancels == 1 and session.begun
 
 
+async def test_a_session_with_another_part_to_come_is_not_done(executor):
+    engine = FakeEngine()
+    engine.gate.set()
+    session = SpeechSession(engine, executor, REQUEST)
+    await session.begin(None, "Hello. [pause 1s] There.")
+    engine.made[0].done = True
+    assert not session.done
+    session.cancel()
+
+
 # ---------------------------------------------------------------- with an engine
 
 
@@ -218,6 +229,20 @@ def test_pieces_that_are_fed_are_the_text(engine, executor):
     whole = engine.generate("Hello there, my friend.", speaker="ada", seed=5, non_streaming_mode=False)
     assert np.array_equal(session.audio.codes, whole.codes)
     assert isinstance(events[-1], Ended) and events[-1].seconds == session.audio.duration_s
+
+
+async def test_an_opening_that_is_all_of_its_text_goes_on_where_its_turn_was(engine, executor):
+    reading = Reading()
+    request = engine.request(speaker="ada", seed=5, language="en", normalize="auto").in_pieces()
+    for opening in ("<think>The user is here.", " Greet them.</think> Hello there."):
+        session = SpeechSession(engine, executor, request, reading=reading)
+        await session.begin(None, opening, ended=True)
+        with contextlib.suppress(NoWordsError):
+            async for _ in session.events():
+                pass
+        await session.close()
+    alone = engine.generate("Hello there.", speaker="ada", seed=5, language="en", non_streaming_mode=False)
+    assert np.array_equal(session.audio.codes, alone.codes)
 
 
 def test_a_writer_that_is_too_slow_is_told(engine, executor):
