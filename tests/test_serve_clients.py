@@ -1,18 +1,23 @@
 """Requests as other servers' clients send them, over HTTP: names of fields, pages of other sites, lists of voices."""
 
+import asyncio
 import base64
 import gzip
 import io
 import json
+import math
 import socket
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import soundfile
 from serving import TEXT, cloning, get, post, ready, recording, request, said, small_demo
+from waiting import until_in_loop
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.errors import BackendError
+from qwen_megakernel.errors import BackendError, EngineBusy, RequestError
+from qwen_megakernel.server.clones import Clone, Clones, read_clone
 from qwen_megakernel.server.fields import FIELDS
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.openai.bodies import BATCH, SPEECH
@@ -385,3 +390,59 @@ def test_new_voices_are_bounded_and_known_ones_are_not(tiny):
         body = {"voice": None, "input": "Hello.", "max_frames": 4, **PCM}
         codes = [server.post(**body, ref_audio=sound).status_code for sound in (*sounds, sounds[0])]
         assert codes == [200, 200, 429, 200]
+
+
+class MadeAtOnce:
+    """In place of `SavedVoices`. `gate`: a voice waits for it."""
+
+    def __init__(self):
+        self.made, self.gate = [], asyncio.Event()
+        self.gate.set()
+
+    async def make(self, engine, audio, text):
+        self.made.append(audio)
+        await self.gate.wait()
+        return audio
+
+
+BASE = SimpleNamespace(variant="base")
+
+
+async def test_the_voices_used_last_are_kept_and_new_ones_are_counted_by_the_minute(monkeypatch):
+    saved, loop = MadeAtOnce(), asyncio.get_running_loop()
+    clones = Clones(saved, Limits(clones=2, clones_a_minute=4))
+    for audio in "abacab":
+        await clones.voice(BASE, Clone(audio))
+    assert saved.made == ["a", "b", "c", "b"]
+    with pytest.raises(EngineBusy):
+        await clones.voice(BASE, Clone("d"))
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + 60)
+    await clones.voice(BASE, Clone("d"))
+
+
+async def test_who_leaves_takes_nobody_elses_voice_along():
+    saved = MadeAtOnce()
+    saved.gate.clear()
+    clones = Clones(saved, Limits())
+    gone, other = (asyncio.create_task(clones.voice(BASE, Clone("a"))) for _ in range(2))
+    await until_in_loop(lambda: saved.made)
+    gone.cancel()
+    await asyncio.wait([gone])
+    saved.gate.set()
+    assert await other == "a" and saved.made == ["a"]
+
+
+@pytest.mark.parametrize(
+    "field, value, words",
+    [
+        ("ref_audio", [], "one recording, got 0"),
+        ("ref_audio", ["UklGRg=="] * 2, "one recording, got 2"),
+        ("speaker_embedding", [], "1 to 8192 numbers"),
+        ("speaker_embedding", [True], "1 to 8192 numbers"),
+        *(("speaker_embedding", [0.5, wrong], "fp32") for wrong in (math.nan, math.inf, -1e39, 10**400)),
+    ],
+)
+def test_what_is_no_recording_and_no_vector_is_refused(field, value, words):
+    with pytest.raises(RequestError, match=words):
+        read_clone({field: value})

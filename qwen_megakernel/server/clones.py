@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import math
 import reprlib
 from collections import OrderedDict, deque
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from qwen_megakernel.speech.saved_voices import SavedVoices, check_base64_size
 
 CLONE_FIELDS = ("ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding")
 MOST_NUMBERS = 8192  # of a speaker vector
+_LARGEST = torch.finfo(torch.float32).max
 _PATIENCE_S = 60.0  # until a voice is made
 _ADDRESSES = ("http:", "https:", "file:", "ftp:", "s3:", "/", "./", "../", "~")
 
@@ -81,8 +81,9 @@ def read_clone(given: Mapping[str, Any]) -> Clone | None:
         words = "ref_audio and speaker_embedding both say who speaks: send one of them"
         raise RequestError(words, field="speaker_embedding")
     if vector is not None:
-        if not all(math.isfinite(number) for number in vector):
-            raise RequestError("speaker_embedding must be finite numbers", field="speaker_embedding")
+        if not all(abs(number) <= _LARGEST for number in vector):  # not a number is neither
+            words = "speaker_embedding must be finite numbers of fp32"
+            raise RequestError(f"{words}, so at most {_LARGEST:.2g}", field="speaker_embedding")
         return Clone(vector=tuple(vector))
     if not isinstance(audio, str) or audio.lstrip().lower().startswith(_ADDRESSES):
         words = f"ref_audio must be the recording itself, in base64 or as a data URL, got {reprlib.repr(audio)}"
