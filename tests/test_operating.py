@@ -38,10 +38,12 @@ from websockets.server import ServerProtocol
 from qwen_megakernel import BackendError, TTSEngine, cli
 from qwen_megakernel.commands.config import actions_of, printed
 from qwen_megakernel.commands.options import server_options
+from qwen_megakernel.errors import EngineBusy, NoWordsError, SpeechError
 from qwen_megakernel.server import logs, watch
 from qwen_megakernel.server.api_error import Refused
 from qwen_megakernel.server.app import config_of
 from qwen_megakernel.server.connections import SocketConnection
+from qwen_megakernel.server.journal import Journal
 from qwen_megakernel.server.keys import Keys
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.openai.bodies import SPEECH
@@ -176,6 +178,22 @@ def test_each_text_of_a_socket_is_a_line_with_the_sockets_id(server, caplog):
     assert (good["context"], good["status"], good["finish_reason"]) == ("good", 200, "eos")
     assert (bad["context"], bad["status"], bad["code"]) == ("bad", 400, "invalid")
     assert (none["context"], none["code"], whole["status"]) == ("none", "invalid", 101)
+
+
+@pytest.mark.parametrize(
+    "error, begun, told",
+    [
+        (NoWordsError(""), True, []),
+        (EngineBusy(""), True, []),
+        (SpeechError(""), False, []),
+        (SpeechError(""), True, ["failed"]),
+    ],
+)
+def test_who_was_refused_has_spoken_nothing(error, begun, told):
+    with serving(Record("http")) as record, contextlib.suppress(type(error)):
+        with Journal(None, log_texts=False).speech(SimpleNamespace(begun=begun, audio=None), seed=5):
+            raise error
+    assert [speech.finish_reason for speech in record.speeches] == told
 
 
 def test_lines_are_written_by_another_thread_and_dropped_where_nobody_takes_them():
