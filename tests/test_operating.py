@@ -40,7 +40,7 @@ from qwen_megakernel.commands.config import actions_of, printed
 from qwen_megakernel.commands.options import server_options
 from qwen_megakernel.errors import EngineBusy, NoWordsError, SpeechError
 from qwen_megakernel.server import logs, watch
-from qwen_megakernel.server.api_error import Refused
+from qwen_megakernel.server.api_error import ApiError, Refused
 from qwen_megakernel.server.app import config_of
 from qwen_megakernel.server.connections import SocketConnection
 from qwen_megakernel.server.journal import Journal
@@ -49,7 +49,7 @@ from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.openai.bodies import SPEECH
 from qwen_megakernel.server.options import ServerOptions, rows_of
 from qwen_megakernel.server.quotas import Quotas, Usage
-from qwen_megakernel.server.records import Record, serving
+from qwen_megakernel.server.records import Record, Speech, serving
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.traces import Traces
 from qwen_megakernel.server.watch import Watched
@@ -194,6 +194,21 @@ def test_who_was_refused_has_spoken_nothing(error, begun, told):
         with Journal(None, log_texts=False).speech(SimpleNamespace(begun=begun, audio=None), seed=5):
             raise error
     assert [speech.finish_reason for speech in record.speeches] == told
+
+
+@pytest.mark.parametrize("status, log_texts, told", [(400, False, False), (400, True, True), (500, False, True)])
+def test_words_of_an_error_that_may_quote_a_text_are_logged_if_texts_are(status, log_texts, told, caplog):
+    journal = Journal(None, log_texts=log_texts)
+    journal.refuse(Record("http"), ApiError(status, "invalid", "A secret."))
+    assert ("error" in access(caplog, 1)[0]) == told
+
+
+def test_a_line_of_several_speeches_has_the_first_wait_and_all_seconds(caplog):
+    with Journal(None, log_texts=False).entry(Record("socket")) as record:
+        waits = ({"queue": 0.1}, {"queue": 0.2})
+        record.speeches += [Speech(seed, "eos", 1.5, stages=wait) for seed, wait in enumerate(waits)]
+    told = access(caplog, 1)[0]
+    assert (told["seed"], told["queue_s"], told["audio_s"]) == (0, 0.1, 3.0)
 
 
 def test_lines_are_written_by_another_thread_and_dropped_where_nobody_takes_them():
@@ -743,6 +758,18 @@ def test_who_has_not_agreed_on_tls_makes_room_for_who_does(behind_tls):
             assert has_ended(line)
         client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert client.recv(99).startswith(b"HTTP/1.1 200")
+
+
+def test_as_many_connections_as_are_allowed_stay_open():
+    with (
+        ready(small_demo, limits=Limits(connections=3, spare_connections=0)) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        connect = lambda: socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)  # noqa: E731
+        lines = [stack.enter_context(connect()) for _ in range(3)]
+        for line in reversed(lines):  # once it is answered, all were open
+            line.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert line.recv(99).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03", b"GET / HTTP/1.1\r\n\r\n"])

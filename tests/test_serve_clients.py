@@ -421,6 +421,24 @@ async def test_the_voices_used_last_are_kept_and_new_ones_are_counted_by_the_min
     await clones.voice(BASE, Clone("d"))
 
 
+def test_voices_are_told_apart_by_all_they_are_made_of():
+    made_of = [
+        {"audio": "a"},
+        {"audio": "b"},
+        {"audio": "a", "text": "b"},
+        {"audio": "a", "text": "c"},
+        {"vector": (0.5,)},
+    ]
+    assert len({Clone(**each).digest for each in made_of}) == len(made_of)
+
+
+async def test_a_recording_that_is_too_long_is_not_read():
+    saved = MadeAtOnce()
+    with pytest.raises(RequestError, match="at most 99 bytes"):
+        await Clones(saved, Limits(max_upload=99)).voice(BASE, Clone("A" * 400))
+    assert not saved.made
+
+
 async def test_who_leaves_takes_nobody_elses_voice_along():
     saved = MadeAtOnce()
     saved.gate.clear()
