@@ -379,10 +379,12 @@ def test_an_utterance_that_has_ended_keeps_nothing_of_its_text(own_engine):
         utterance.push_text("Hello there, how are ")
         utterance.push_text("you today? I am well.")
         given = utterance._sequence.input
-        assert given.pieces and not given.rows.empty()
+        tokens = utterance.tokens[:]
+        assert given.pieces and not given.rows.empty() and tokens
         utterance.cancel()
         utterance.result(timeout=PATIENCE_S)
         assert given.pieces is None and given.rows.empty()
+        assert utterance.tokens == tokens, "they tell words that are still to be told"
 
 
 def test_a_callback_that_raises_fails_its_own_utterance(own_engine):

@@ -29,7 +29,21 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from serving import TEXT, access, connect, fronts_of, get, post, ready, running, said, same, small_demo, stream
+from serving import (
+    TEXT,
+    access,
+    connect,
+    fronts_of,
+    get,
+    post,
+    ready,
+    running,
+    said,
+    same,
+    slots_taken,
+    small_demo,
+    stream,
+)
 from waiting import PATIENCE_S, until, until_in_loop
 from websockets.exceptions import InvalidStatus
 from websockets.protocol import State
@@ -201,6 +215,17 @@ def test_words_of_an_error_that_may_quote_a_text_are_logged_if_texts_are(status,
     journal = Journal(None, log_texts=log_texts)
     journal.refuse(Record("http"), ApiError(status, "invalid", "A secret."))
     assert ("error" in access(caplog, 1)[0]) == told
+
+
+def test_a_client_who_has_gone_has_made_no_error_and_probes_have_no_span():
+    journal, spans = Journal(None, log_texts=False), []
+    journal.spans = SimpleNamespace(record=lambda record, seconds: spans.append(record.path))
+    for path in ("/health", SPEECH):
+        record = Record("http", path=path)
+        with contextlib.suppress(ConnectionError), journal.entry(record):
+            raise ConnectionResetError
+        assert record.error is None
+    assert spans == [SPEECH]
 
 
 def test_a_line_of_several_speeches_has_the_first_wait_and_all_seconds(caplog):
@@ -770,6 +795,25 @@ def test_as_many_connections_as_are_allowed_stay_open():
         for line in reversed(lines):  # once it is answered, all were open
             line.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert line.recv(99).startswith(b"HTTP/1.1 200")
+
+
+def test_who_rests_longest_makes_room_and_who_is_answered_does_not():
+    health, body = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n", b'{"input": "Hi.", "response_format": "pcm"}'
+    head = b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    with ready(small_demo, limits=Limits(connections=3)) as server, contextlib.ExitStack() as stack:
+        connect = lambda: stack.enter_context(socket.create_connection(("127.0.0.1", server.port), PATIENCE_S))  # noqa: E731
+        with slots_taken(server.service.engine):
+            asks, gone = connect(), connect()
+            asks.sendall(head % (SPEECH.encode(), len(body)) + body)
+            until(lambda: server.service.sessions)
+            gone.shutdown(socket.SHUT_WR)
+            assert has_ended(gone)
+            first, second, third = connect(), connect(), connect()
+            assert has_ended(first)
+            for line in (second, third):
+                line.sendall(health)
+                assert line.recv(99).startswith(b"HTTP/1.1 200")
+        assert asks.recv(99).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03", b"GET / HTTP/1.1\r\n\r\n"])

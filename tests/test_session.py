@@ -188,8 +188,20 @@ async def test_a_session_with_another_part_to_come_is_not_done(executor):
     engine.gate.set()
     session = SpeechSession(engine, executor, REQUEST)
     await session.begin(None, "Hello. [pause 1s] There.")
+    await session.flush()  # the current part has all its text, and would refuse that
     engine.made[0].done = True
     assert not session.done
+    session.cancel()
+
+
+async def test_blanks_behind_words_are_no_part_without_words(executor):
+    engine = FakeEngine()
+    engine.gate.set()
+    session = SpeechSession(engine, executor, REQUEST)
+    await session.begin(None, "Hello.")
+    for piece in (" ", "[pause 1s]", " There."):
+        await session.push_text(piece)
+    assert engine.made[0].calls[-1][0] is None and not engine.made[0].cancels, "it is said to its end"
     session.cancel()
 
 
@@ -279,4 +291,5 @@ def test_a_patient_session_waits_for_a_slot(engine, executor):
         run(engine, executor, "Hello.")
     threading.Timer(0.3, utterance.cancel).start()  # a slot that is taken for a while
     session, _ = run(engine, executor, "Hello.", how={"patient": True})
-    assert session.audio.finish_reason == "eos"
+    once = engine.generate("Hello.", speaker="ada", seed=5)
+    assert np.array_equal(session.audio.codes, once.codes), "and is then said once"

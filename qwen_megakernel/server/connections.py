@@ -133,10 +133,9 @@ class HttpConnection(TlsConnection):
 
     def _hang_up(self) -> None:
         """Nobody gets the answers. uvicorn tells that to the last request only."""
-        for cycle in [self._answered, *(cycle for cycle, _ in self.pipeline)]:
-            if cycle:
-                cycle.disconnected = True
-                cycle.message_event.set()
+        if self._answered:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         self.pipeline.clear()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
