@@ -228,6 +228,15 @@ def test_a_client_who_has_gone_has_made_no_error_and_probes_have_no_span():
     assert spans == [SPEECH]
 
 
+@pytest.mark.parametrize("status, code", [(200, None), (None, "closing")])
+def test_what_was_answered_before_the_servers_end_was_not_cut_by_it(status, code, caplog):
+    journal = Journal(None, log_texts=False)
+    journal.over = True
+    with journal.entry(Record("http")) as record:
+        record.status = status
+    assert access(caplog, 1)[0].get("code") == code
+
+
 def test_a_line_of_several_speeches_has_the_first_wait_and_all_seconds(caplog):
     with Journal(None, log_texts=False).entry(Record("socket")) as record:
         waits = ({"queue": 0.1}, {"queue": 0.2})

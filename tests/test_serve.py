@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import http.client
 import io
 import json
@@ -396,6 +397,36 @@ def test_a_head_that_came_while_the_event_loop_stood_still_is_read(server, monke
     with connect() as line, connect() as other:
         other.sendall(b"G")
         assert line.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_a_body_that_comes_in_pieces_does_not_count_as_a_head():
+    text = TEXT + 500 * " "
+    with ready(small_demo, limits=Limits(max_head=300)) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as line:
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            asked = request_bytes(text)
+            for at in range(0, len(asked), 99):
+                line.sendall(asked[at : at + 99])
+                time.sleep(0.01)
+            assert line.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("behind", [1, 2])
+def test_no_more_requests_wait_behind_one_than_may(behind):
+    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with ready(small_demo, limits=Limits(pipelined=1)) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as line:
+            with slots_taken(server.service.engine):
+                line.sendall(request_bytes(TEXT))
+                until(lambda: server.service.sessions)
+                line.sendall(health * behind)
+                if behind == 2:
+                    with contextlib.suppress(ConnectionResetError):
+                        assert line.recv(4096) == b"", "the connection ends"
+                    return
+            answer = b""
+            while answer.count(b"HTTP/1.1 200") < 2:
+                answer += line.recv(4096)
 
 
 def test_who_hangs_up_in_the_queue_leaves_it(server):

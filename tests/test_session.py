@@ -14,6 +14,7 @@ from waiting import PATIENCE_S, until_in_loop
 
 from qwen_megakernel import Chunk, EngineBusy, NoWordsError, RequestError
 from qwen_megakernel.engine.seat import Seat
+from qwen_megakernel.errors import TextEndedError
 from qwen_megakernel.model.turn_text import Turn, TurnText
 from qwen_megakernel.speech.events import Ended, Words
 from qwen_megakernel.speech.session import FLUSH, SpeechSession
@@ -50,11 +51,12 @@ class FakeUtterance:
 
 
 class FakeEngine:
-    """`gate`: `begin` waits for it."""
+    """`gate`: `begin` waits for it. `asked`: the requests that have begun."""
 
     measures_words = False
 
     def __init__(self, error: Exception | None = None):
+        self.asked = []
         self.error, self.gate, self.entered, self.made = error, threading.Event(), threading.Event(), []
 
     def turn(self, request, reading=None):
@@ -71,6 +73,7 @@ class FakeEngine:
         assert self.gate.wait(PATIENCE_S)
         if self.error:
             raise self.error
+        self.asked.append(request)
         self.made.append(FakeUtterance(on_chunk, on_end))
         return self.made[0]
 
@@ -194,6 +197,44 @@ async def test_a_session_with_another_part_to_come_is_not_done(executor):
     session.cancel()
 
 
+async def test_a_writer_who_stalls_before_the_first_word_ends_nothing(executor):
+    engine = FakeEngine()
+    engine.gate.set()
+    session = SpeechSession(engine, executor, REQUEST)
+    await session.begin(None, " ")
+    session._parts.end_part()
+    assert not engine.made[0].cancels and not session._parts.superseded
+    session.cancel()
+
+
+async def test_what_is_repeated_is_said_as_the_last_time(executor):
+    engine, other = FakeEngine(), SimpleNamespace(**vars(REQUEST) | {"seed": 6})
+    engine.gate.set()
+    session = SpeechSession(engine, executor, REQUEST)
+    await session.begin("Hello.")
+    session._parts.repeat(other)
+    session._parts.repeat()
+    assert [request.seed for request in engine.asked] == [5, 6, 6]
+    session.cancel()
+
+
+@pytest.mark.parametrize("reason", ["eos", "length", "cancelled"])
+async def test_text_goes_on_behind_a_part_that_has_ended_by_itself_alone(reason, executor):
+    def refuse(text):
+        raise TextEndedError("")
+
+    engine = FakeEngine()
+    engine.gate.set()
+    session = SpeechSession(engine, executor, REQUEST)
+    await session.begin(None, "Hello.")
+    engine.made[0].done, engine.made[0].push_text = True, refuse
+    engine.made[0].result = lambda: SimpleNamespace(finish_reason=reason)
+    with contextlib.nullcontext() if reason == "eos" else pytest.raises(TextEndedError):
+        await session.push_text(" There.")
+    assert session._parts.has_next == (reason == "eos")
+    session.cancel()
+
+
 async def test_blanks_behind_words_are_no_part_without_words(executor):
     engine = FakeEngine()
     engine.gate.set()
@@ -255,6 +296,18 @@ async def test_an_opening_that_is_all_of_its_text_goes_on_where_its_turn_was(eng
         await session.close()
     alone = engine.generate("Hello there.", speaker="ada", seed=5, language="en", non_streaming_mode=False)
     assert np.array_equal(session.audio.codes, alone.codes)
+
+
+async def test_each_part_has_the_silence_that_was_asked_for(engine, executor):
+    session = SpeechSession(engine, executor, engine.request(speaker="ada", seed=5, pause_s=3.0).in_pieces())
+    await session.begin(None, "Hello there.")
+    session._parts.end_part()
+    await session.push_text(" Good night.")
+    await session.end_text()
+    async for _ in session.events():
+        pass
+    await session.close()
+    assert [part.duration_s > 3 for part in session._said] == [True, True]
 
 
 def test_a_writer_that_is_too_slow_is_told(engine, executor):
