@@ -210,6 +210,15 @@ def test_who_was_refused_has_spoken_nothing(error, begun, told):
     assert [speech.finish_reason for speech in record.speeches] == told
 
 
+def test_speech_that_failed_and_was_then_cancelled_has_failed():
+    audio = SimpleNamespace(finish_reason="cancelled", duration_s=1.0, compute_s=0.1, ttfc_s=0.1, lead_s=0.1)
+    audio.timings = SimpleNamespace()
+    with serving(Record("http")) as record, contextlib.suppress(SpeechError):
+        with Journal(None, log_texts=False).speech(SimpleNamespace(begun=True, audio=audio), seed=5):
+            raise SpeechError("")
+    assert [(speech.finish_reason, speech.audio_s) for speech in record.speeches] == [("failed", 1.0)]
+
+
 @pytest.mark.parametrize("status, log_texts, told", [(400, False, False), (400, True, True), (500, False, True)])
 def test_words_of_an_error_that_may_quote_a_text_are_logged_if_texts_are(status, log_texts, told, caplog):
     journal = Journal(None, log_texts=log_texts)

@@ -411,6 +411,15 @@ def test_a_body_that_comes_in_pieces_does_not_count_as_a_head():
             assert line.recv(4096).startswith(b"HTTP/1.1 200")
 
 
+def test_heads_of_one_connection_do_not_add_up():
+    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-More: %s\r\n\r\n" % (200 * b"x")
+    with ready(small_demo, limits=Limits(max_head=300)) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as line:
+            for _ in range(3):
+                line.sendall(health)
+                assert line.recv(4096).startswith(b"HTTP/1.1 200")
+
+
 @pytest.mark.parametrize("behind", [1, 2])
 def test_no_more_requests_wait_behind_one_than_may(behind):
     health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

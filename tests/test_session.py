@@ -235,6 +235,18 @@ async def test_text_goes_on_behind_a_part_that_has_ended_by_itself_alone(reason,
     session.cancel()
 
 
+async def test_a_pause_waits_for_the_text_behind_it(executor):
+    engine = FakeEngine()
+    engine.gate.set()
+    session = SpeechSession(engine, executor, REQUEST)
+    await session.begin(None, "Hello. [pause 1s]")
+    assert not session._parts.has_next
+    await session.push_text(" There.")
+    await session.flush()
+    assert session._parts.has_next
+    session.cancel()
+
+
 async def test_blanks_behind_words_are_no_part_without_words(executor):
     engine = FakeEngine()
     engine.gate.set()
