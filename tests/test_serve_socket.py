@@ -5,6 +5,7 @@ import contextlib
 import json
 import random
 import re
+import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -37,6 +38,16 @@ def server():
 def client(server):
     with connect(server.socket_url) as line:
         yield SocketClient(line)
+
+
+def test_pings_are_counted_by_the_second():
+    with ready(small_demo, limits=Limits(control_frames=2)) as server:
+        with connect(server.socket_url, ping_interval=None) as line:
+            for pause_s in (1, 0):
+                for _ in range(2):
+                    line.ping().wait(PATIENCE_S)
+                time.sleep(pause_s)
+            assert SocketClient(line).answers()
 
 
 def test_it_introduces_itself(server, client):
