@@ -378,6 +378,14 @@ def test_a_connection_that_says_nothing_or_half_a_head_is_closed(caplog):
         used.close()
 
 
+def test_half_a_head_behind_a_request_is_not_waited_for():
+    with ready(small_demo, limits=Limits(header_s=0.5)) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as line:
+            for head, status in ((b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", 200), (b"GET /hea", 408)):
+                line.sendall(head)
+                assert line.recv(4096).startswith(b"HTTP/1.1 %d" % status)
+
+
 def test_a_head_that_came_while_the_event_loop_stood_still_is_read(server, monkeypatch):
     """It came in time. uvloop looks at its timers before it reads."""
     read = HttpConnection.data_received
@@ -409,6 +417,15 @@ def test_a_body_that_comes_in_pieces_does_not_count_as_a_head():
                 line.sendall(asked[at : at + 99])
                 time.sleep(0.01)
             assert line.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("path, size", [(SPEECH, 8193), ("/health", 1)])
+def test_a_body_that_is_too_long_is_refused_before_its_end(server, path, size):
+    """The server has 8192 bytes for one, and none for its health."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n{size:x}\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as line:
+        line.sendall(head.encode() + size * b" " + b"\r\n")
+        assert line.recv(4096).startswith(b"HTTP/1.1 413")
 
 
 def test_heads_of_one_connection_do_not_add_up():

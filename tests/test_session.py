@@ -247,6 +247,19 @@ async def test_a_pause_waits_for_the_text_behind_it(executor):
     session.cancel()
 
 
+async def test_a_part_for_which_there_is_no_slot_can_begin_later(executor):
+    engine = FakeEngine()
+    engine.gate.set()
+    engine.parts = lambda *_: [SpokenText("Hello."), SpokenText("There.")]
+    session = SpeechSession(engine, executor, REQUEST)
+    await session.begin("Hello. There.")
+    engine.error = EngineBusy("")
+    with pytest.raises(EngineBusy):
+        session._parts.begin_next(None)
+    assert session._parts.has_next
+    session.cancel()
+
+
 async def test_blanks_behind_words_are_no_part_without_words(executor):
     engine = FakeEngine()
     engine.gate.set()
