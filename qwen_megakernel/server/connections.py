@@ -253,7 +253,7 @@ class HttpConnection(TlsConnection):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not (self.pipeline or self.transport.is_closing()):
+        if self._answered.response_complete and not self.transport.is_closing():  # else another request is answered now
             self.resting[self] = None
 
     # ------------------------------------------------------------ to the client
