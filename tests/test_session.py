@@ -299,7 +299,7 @@ def run(engine, executor, text, pieces=(), within_s=PATIENCE_S, how=None, **opti
         finally:
             await session.close()
 
-    return asyncio.run(main())
+    return asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 def test_pieces_that_are_fed_are_the_text(engine, executor):
@@ -321,6 +321,15 @@ async def test_an_opening_that_is_all_of_its_text_goes_on_where_its_turn_was(eng
         await session.close()
     alone = engine.generate("Hello there.", speaker="ada", seed=5, language="en", non_streaming_mode=False)
     assert np.array_equal(session.audio.codes, alone.codes)
+
+
+async def test_an_opening_that_is_all_of_its_text_has_its_pauses(engine, executor):
+    session = SpeechSession(engine, executor, engine.request(speaker="ada", seed=5).in_pieces())
+    await session.begin(None, "Hello. [pause 9s] There.", ended=True)
+    async for _ in session.events():
+        pass
+    await session.close()
+    assert session.audio.duration_s > 9
 
 
 async def test_each_part_has_the_silence_that_was_asked_for(engine, executor):
@@ -361,6 +370,12 @@ def test_what_ends_badly_is_said_again_before_it_is_heard(engine, executor):
     assert [event.attempts for event in events if isinstance(event, Ended)] == [3]
     assert engine.metrics()["retries"] == before + 2 and session.audio.seed == 7
     assert len([event for event in events if type(event).__name__ == "Sound"]) == 1
+
+
+def test_text_in_pieces_is_not_said_again(engine, executor):
+    session, events = run(engine, executor, None, ["Hello there."], retries=2, max_frames=3)
+    assert [event.attempts for event in events if isinstance(event, Ended)] == [1]
+    assert session.audio.finish_reason == "length"
 
 
 def test_a_patient_session_waits_for_a_slot(engine, executor):
