@@ -132,6 +132,10 @@ def test_a_request_is_a_line_with_its_id_and_without_its_text(server, caplog):
     assert min(told["duration_s"], told["audio_s"], told["first_audio_s"]) > 0 and "code" not in told
 
 
+def test_a_long_path_is_cut():
+    assert Record("http", path="/" * 300).path == "/" * 200
+
+
 @pytest.mark.parametrize("wrong", ["two words", "x" * 129, "\u00e9".encode().decode("latin-1")])
 def test_an_id_that_could_be_misread_is_replaced(server, wrong):
     answer = get(f"{server.url}/v1/models", headers={"x-request-id": wrong.encode("latin-1")})
