@@ -732,6 +732,19 @@ def test_after_the_signal_requests_are_taken_until_the_grace_is_over(caplog):
             connect(server.socket_url)
 
 
+async def test_a_server_that_was_never_ready_has_no_grace():
+    service = EngineService(lambda: None, ServerOptions(grace_seconds=9 * PATIENCE_S), model="x")
+    await asyncio.wait_for(service.drain(), PATIENCE_S)
+    assert service.state == "draining" and not service.serves
+
+
+@pytest.mark.parametrize("name", ["seed", "retries", "max_frames"])
+def test_who_fixes_an_attempt_may_be_the_operator(name):
+    services = [EngineService(lambda: None, ServerOptions(defaults=told), model="x") for told in ({}, {name: 3})]
+    assert [service.fixes_attempts({}) for service in services] == [False, True]
+    assert services[0].fixes_attempts({name: 3})
+
+
 async def test_a_drain_waits_for_sound_that_a_client_has_yet_to_take():
     class Unsent(set):
         looks = 0
