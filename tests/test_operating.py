@@ -53,7 +53,7 @@ from websockets.server import ServerProtocol
 from qwen_megakernel import BackendError, TTSEngine, cli
 from qwen_megakernel.commands.config import actions_of, printed
 from qwen_megakernel.commands.options import server_options
-from qwen_megakernel.errors import EngineBusy, NoWordsError, SpeechError
+from qwen_megakernel.errors import EngineBusy, EngineClosed, EngineDied, NoWordsError, SpeechError
 from qwen_megakernel.server import logs, watch
 from qwen_megakernel.server.api_error import ApiError, Refused
 from qwen_megakernel.server.app import config_of
@@ -736,6 +736,17 @@ async def test_a_server_that_was_never_ready_has_no_grace():
     service = EngineService(lambda: None, ServerOptions(grace_seconds=9 * PATIENCE_S), model="x")
     await asyncio.wait_for(service.drain(), PATIENCE_S)
     assert service.state == "draining" and not service.serves
+
+
+@pytest.mark.parametrize(
+    "state, kind", [("dead", EngineDied), ("failed", EngineDied), ("loading", EngineClosed), ("draining", EngineClosed)]
+)
+def test_who_comes_too_late_is_told_whether_the_engine_is_dead(state, kind):
+    service = EngineService(lambda: None, ServerOptions(), model="x")
+    service._engine, service.state = object(), state
+    with pytest.raises(EngineClosed) as refused:
+        service.check_ready()
+    assert refused.type is kind
 
 
 @pytest.mark.parametrize("name", ["seed", "retries", "max_frames"])
