@@ -24,8 +24,7 @@ The plan for leaving these overrides; each step deletes what it makes needless:
 1. Offer uvicorn limits of its own: of a head (time, bytes, number of headers; only its h11 has one), of pipelined
    requests, of a message's fragments and of control frames.
 2. Report its bugs: a pipelined request is not told that its client has gone (`_hang_up`), a refusal may come amid an
-   answer (`send_400_response`), a handshake may have a body, bad UTF-8 is logged with a traceback, pongs pile up, a
-   socket that closes ends its `shutdown` (`SocketConnection.shutdown`).
+   answer (`send_400_response`), a handshake may have a body, bad UTF-8 is logged with a traceback, pongs pile up.
 3. Places for connections (`resting`, `_crowded`) and reading by turns (`_read`) are our own. They need no override in a
    protocol of ours around httptools' parser and websockets' `ServerProtocol`, whose interfaces are public; uvicorn's
    `Config(http=, ws=)` takes it. It would have about 400 lines, so it is worth it only if steps 1 and 2 fail.
@@ -34,6 +33,7 @@ The plan for leaving these overrides; each step deletes what it makes needless:
 import asyncio
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
@@ -146,8 +146,9 @@ class HttpConnection(TlsConnection):
         if self._timer is None:
             self._timer = self.loop.call_later(self.limits.header_s, self._last_look)
 
-    def _last_look(self) -> None:
-        """Where the loop stood still, a head may wait that came in time. uvloop looks at its timers before it reads."""
+    def _last_look(
+        self,
+    ) -> None:  # where the loop stood still, a head that came in time waits: uvloop's timers go first
         self._timer = self.loop.call_later(0.001, self._too_late)
 
     def _too_late(self) -> None:
@@ -328,11 +329,9 @@ class SocketConnection(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """The server ends. uvicorn would raise where the socket closes already, and leave the other connections."""
-        try:
+        with suppress(InvalidState):  # it closes already: uvicorn would raise, and leave the other connections
             super().shutdown()
-        except InvalidState:
-            self.transport.close()
+        self.transport.close()
 
     def drop(self) -> None:
         """End the connection at once."""
