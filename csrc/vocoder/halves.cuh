@@ -15,7 +15,7 @@ namespace qmk {
 constexpr float kRange = 64.0f;
 constexpr float kMostHalf = 65504.0f;  // of fp16; larger values become this one, because inf times 0 is NaN
 
-// x from -most to most. NaN stays NaN, which fminf and fmaxf would make -most: noise at full volume in place of an error.
+// x from -most to most. NaN stays NaN. With fminf and fmaxf it would be -most: noise at full volume, and no error.
 __device__ __forceinline__ float clamped(float x, float most) {
   asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-most));
   asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(most));

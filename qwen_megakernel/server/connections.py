@@ -146,9 +146,7 @@ class HttpConnection(TlsConnection):
         if self._timer is None:
             self._timer = self.loop.call_later(self.limits.header_s, self._last_look)
 
-    def _last_look(
-        self,
-    ) -> None:  # where the loop stood still, a head that came in time waits: uvloop's timers go first
+    def _last_look(self) -> None:  # a head may wait that came in time: uvloop looks at its timers first
         self._timer = self.loop.call_later(0.001, self._too_late)
 
     def _too_late(self) -> None:
