@@ -95,7 +95,8 @@ class Scheduler:
         if computed and ready and self._better_wait(ready, computed, now):
             return []
         many = len(ready)
-        # Who lacks frames of the first chunk does not wait for a launch of hundreds, unless that chunk is long.
+        # Who lacks frames of the first chunk does not wait for a launch of hundreds, unless that chunk is long. All who
+        # run out soon come along.
         if many > SMALL_LAUNCH and any(not s.given and s.launched < LONG_CHUNK for s in ready):
             many = sum(runs_out_soon(s, now) for s in ready)
         if 2 * many <= 3 * self._narrow:  # in one launch, 24 take hardly less time than in two
