@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
     random.seed(0)
-    # With random weights a longer paragraph might need more than their limit of frames, and would become several pieces.
+    # With random weights a longer paragraph might need more than their limit of frames, and become several pieces.
     text, results = book(args.hours, MAX_PIECE_CHARS if args.size == "demo" else 0), []
     weights = contextlib.nullcontext(DEMO) if args.size == "demo" else limited_model(args.size, FRAMES)
     with weights as model:
