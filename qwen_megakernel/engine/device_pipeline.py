@@ -200,8 +200,11 @@ class DevicePipeline:
     def add_frame(self, sequence: SpeechSequence, codes: np.ndarray | SpeechError | None) -> None:
         """Give a sequence its collected frame. Where speech ends, it may tell which head follows the text."""
         sequence.add_frame(codes)
-        if codes is None and sequence.path:
+        # A frame tells of 13 tokens from where the path stood at its launch. With the sound, 8 frames later, it may
+        # stand beyond them. On a GPU this would wait for what is told.
+        if sequence.path and (codes is None or self._beside):
             self.follow(sequence)
+        if codes is None and sequence.path:
             self._finder.judge(sequence.path, sequence.output.sound)
 
     @staticmethod
