@@ -78,6 +78,13 @@ class FakeEngine:
         return self.made[0]
 
 
+def opened(executor) -> tuple[FakeEngine, SpeechSession]:
+    """An engine that begins at once, and a session."""
+    engine = FakeEngine()
+    engine.gate.set()
+    return engine, SpeechSession(engine, executor, REQUEST)
+
+
 @pytest.fixture
 def executor():
     with ThreadPoolExecutor(1) as executor:
@@ -104,9 +111,7 @@ async def test_a_long_chunk_comes_in_blocks_between_which_others_have_their_turn
 
 @pytest.mark.parametrize("opening", ["", "a"])
 async def test_chunks_come_in_order_and_then_the_whole(executor, opening):
-    engine = FakeEngine()
-    engine.gate.set()
-    session = SpeechSession(engine, executor, REQUEST)
+    engine, session = opened(executor)
     assert not session.begun and not session.done
     await session.begin(None, opening)
     for text in "abc".removeprefix(opening):
@@ -187,9 +192,7 @@ def test_a_session_whose_loop_is_closed_is_cancelled(executor):
 
 
 async def test_a_session_with_another_part_to_come_is_not_done(executor):
-    engine = FakeEngine()
-    engine.gate.set()
-    session = SpeechSession(engine, executor, REQUEST)
+    engine, session = opened(executor)
     await session.begin(None, "Hello. [pause 1s] There.")
     await session.flush()  # the current part has all its text, and would refuse that
     engine.made[0].done = True
@@ -198,9 +201,7 @@ async def test_a_session_with_another_part_to_come_is_not_done(executor):
 
 
 async def test_a_writer_who_stalls_before_the_first_word_ends_nothing(executor):
-    engine = FakeEngine()
-    engine.gate.set()
-    session = SpeechSession(engine, executor, REQUEST)
+    engine, session = opened(executor)
     await session.begin(None, " ")
     session._parts.end_part()
     assert not engine.made[0].cancels and not session._parts.superseded
@@ -223,9 +224,7 @@ async def test_text_goes_on_behind_a_part_that_has_ended_by_itself_alone(reason,
     def refuse(text):
         raise TextEndedError("")
 
-    engine = FakeEngine()
-    engine.gate.set()
-    session = SpeechSession(engine, executor, REQUEST)
+    engine, session = opened(executor)
     await session.begin(None, "Hello.")
     engine.made[0].done, engine.made[0].push_text = True, refuse
     engine.made[0].result = lambda: SimpleNamespace(finish_reason=reason)
@@ -236,9 +235,7 @@ async def test_text_goes_on_behind_a_part_that_has_ended_by_itself_alone(reason,
 
 
 async def test_a_pause_waits_for_the_text_behind_it(executor):
-    engine = FakeEngine()
-    engine.gate.set()
-    session = SpeechSession(engine, executor, REQUEST)
+    engine, session = opened(executor)
     await session.begin(None, "Hello. [pause 1s]")
     assert not session._parts.has_next
     await session.push_text(" There.")
@@ -248,10 +245,8 @@ async def test_a_pause_waits_for_the_text_behind_it(executor):
 
 
 async def test_a_part_for_which_there_is_no_slot_can_begin_later(executor):
-    engine = FakeEngine()
-    engine.gate.set()
+    engine, session = opened(executor)
     engine.parts = lambda *_: [SpokenText("Hello."), SpokenText("There.")]
-    session = SpeechSession(engine, executor, REQUEST)
     await session.begin("Hello. There.")
     engine.error = EngineBusy("")
     with pytest.raises(EngineBusy):
@@ -261,9 +256,7 @@ async def test_a_part_for_which_there_is_no_slot_can_begin_later(executor):
 
 
 async def test_blanks_behind_words_are_no_part_without_words(executor):
-    engine = FakeEngine()
-    engine.gate.set()
-    session = SpeechSession(engine, executor, REQUEST)
+    engine, session = opened(executor)
     await session.begin(None, "Hello.")
     for piece in (" ", "[pause 1s]", " There."):
         await session.push_text(piece)
