@@ -20,6 +20,7 @@ struct Slot {
   qmk::Column column{};                              // of the next launch, but for its text row
   torch::Tensor pages, seen, row, residual, recent;  // kept alive
   std::vector<int> ids;                              // of its pages
+  std::vector<int> listed;                           // in its page table, maybe more: a longer sequence was here
   torch::Tensor text, pad, input_text;               // bf16 [n][hidden], [hidden], [hidden]
   int64_t positions = 0;                             // that its pages hold
   bool talked = false;                               // the talker's layers took its next input: residual is there
@@ -157,11 +158,13 @@ class Launcher {
                 message("a slot takes ", copied, " to ", pages.numel(), " pages, got ", count));
     for (const int id : ids)
       TORCH_CHECK(id >= 0 && id < kv.size(0), message("a page must be in 0..", kv.size(0) - 1, ", got ", id));
-    auto over = [&](const Waiting& w) {  // its pages are this sequence's now
-      auto taken = [&](int id) { return std::find(ids.begin(), ids.end(), id) != ids.end(); };
-      return w.slot == slot || std::any_of(at(w.slot).ids.begin(), at(w.slot).ids.end(), taken);
-    };
-    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), over), waiting_.end());
+    std::erase_if(waiting_, [&](const Waiting& w) {  // its pages are this sequence's now
+      const std::vector<int>& its = at(w.slot).ids;
+      return w.slot == slot || std::find_first_of(its.begin(), its.end(), ids.begin(), ids.end()) != its.end();
+    });
+    // A lone caller gets the same pages again and again.
+    const bool listed = s.pages.is_same(pages) && count <= static_cast<int64_t>(s.listed.size()) &&
+                        std::equal(ids.begin(), ids.end(), s.listed.begin());
     s.pages = pages, s.seen = seen, s.row = row, s.residual = residual, s.recent = recent, s.talked = false;
     s.ids = ids;
     s.look = {};
@@ -172,11 +175,13 @@ class Launcher {
     c.pages = data_of<int>(pages, "pages", torch::kInt32, 1);
     c.seen = data_of<uint8_t>(seen, "seen", torch::kUInt8, 1);
     c.recent = data_of<int>(recent, "recent", torch::kInt32, qmk::kRecentFrames * qmk::kGroups);
-    seen.zero_();
-    // The copy waits for launches that read the old table. torch keeps the pinned memory until then.
-    const auto table = torch::zeros(pages.sizes(), torch::TensorOptions().dtype(torch::kInt32).pinned_memory(true));
-    std::copy(ids.begin(), ids.end(), table.data_ptr<int>());
-    pages.copy_(table, /*non_blocking=*/true);
+    if (!listed) {
+      // The copy waits for launches that read the old table. torch keeps the pinned memory until then.
+      const auto table = torch::zeros(pages.sizes(), torch::TensorOptions().dtype(torch::kInt32).pinned_memory(true));
+      std::copy(ids.begin(), ids.end(), table.data_ptr<int>());
+      pages.copy_(table, /*non_blocking=*/true);
+      s.listed = ids;
+    }
     s.positions = count * qmk::kPagePositions;
     if (!kept) return;
     for (int64_t i = 0; i < copied; i++) kv[ids[i]].copy_((*kept)[i]);
@@ -258,11 +263,14 @@ class Launcher {
     const int64_t last = rows.size(0) - 1;
     data_of<qmk::bf16>(rows, "rows", torch::kBFloat16, (from + 1) * hidden_);
     Slot& s = at(slot);
+    if (from < last) {
+      room(s, last - from);
+      waiting_.push_back({slot, rows.slice(0, from, last + 1).to(torch::kFloat32)});
+      if (!staged_prompts_.defined() || launched_ == collected_) settled(slot);
+    }
+    // What only frames read: the GPU is busy with the prompt meanwhile.
     s.row.copy_(rows[last]);
-    if (from == last) return;
-    room(s, last - from);
-    waiting_.push_back({slot, rows.slice(0, from, last + 1).to(torch::kFloat32)});
-    if (!staged_prompts_.defined() || launched_ == collected_) settled(slot);
+    s.seen.zero_();
   }
 
   // Queue one frame of each of these slots. texts: of each slot, from which token on tokens are told one by one, and

@@ -78,7 +78,12 @@ class Slots:
         """A running sequence's text is complete: take back the pages that it cannot need."""
         sequence.limit()
         kept = self._pages(sequence, sequence.longest)
-        self.free_pages += sequence.pages[kept:]
+        self._give_back(sequence, kept)
+
+    def _give_back(self, sequence: SpeechSequence, kept: int = 0) -> None:
+        """Take a sequence's pages but the first `kept`. Who comes next gets the same ones in the same order, and a slot
+        whose page table already lists them needs no new one."""
+        self.free_pages += reversed(sequence.pages[kept:])
         del sequence.pages[kept:]
 
     @property
@@ -138,7 +143,7 @@ class Slots:
         ended = [s for s in self.running if s.result.settled]
         for sequence in ended:
             self.free.append(sequence.slot)
-            self.free_pages += sequence.pages
+            self._give_back(sequence)
             self.running.remove(sequence)
             sequence.forget()
             if (seat := sequence.seat) and not seat.left:
