@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from probes import fail, probed
-from waiting import until
+from waiting import PATIENCE_S, until
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.backend import cpu_threads, select
@@ -184,3 +184,27 @@ def test_threads_are_a_cpus(machine):
     machine((9, 0), 132, "NVIDIA H200")
     with pytest.raises(BackendError, match="threads"):
         TTSEngine.load("./nowhere", device="cuda", threads=2)
+
+
+@pytest.mark.skipif(not torch.backends.openmp.is_available(), reason="PyTorch has one number for all threads")
+def test_threads_that_build_prompts_compute_alone(four_threads):
+    barrier = threading.Barrier(3, timeout=PATIENCE_S)
+    with cpu_threads.prompt_threads(3) as pool:
+        counts = [pool.submit(lambda: (barrier.wait(), torch.get_num_threads())[1]) for _ in range(3)]
+        assert [count.result() for count in counts] == [1, 1, 1]
+        assert torch.get_num_threads() == in_a_thread(torch.get_num_threads) == 4
+
+
+def test_no_threads_that_build_prompts(monkeypatch):
+    start, begun = threading.Thread.start, []
+
+    def third_fails(thread):
+        begun.append(thread)
+        if sum(one.name.startswith("qwen_megakernel submit") for one in begun) == 3:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", third_fails)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        cpu_threads.prompt_threads(4)
+    until(lambda: not any(one.is_alive() for one in begun))

@@ -43,6 +43,27 @@ def use_threads(count: int) -> None:
             torch.set_num_threads(count)
 
 
+def prompt_threads(count: int) -> ThreadPoolExecutor:
+    """So many threads that build prompts. Each computes alone, because a prompt is small. Otherwise OpenMP starts
+    helpers for each of them, and ends the process where the system gives it none. All these threads exist when this
+    returns. Raises RuntimeError: the process can have no more threads."""
+    pool, all_begun = ThreadPoolExecutor(count, thread_name_prefix="qwen_megakernel submit"), threading.Barrier(count)
+
+    def begin() -> None:
+        if torch.backends.openmp.is_available():  # else it would hold for the engine's threads too
+            use_threads(1)
+        all_begun.wait()
+
+    try:
+        for begun in [pool.submit(begin) for _ in range(count)]:
+            begun.result()
+    except RuntimeError:
+        all_begun.abort()
+        pool.shutdown(wait=False)
+        raise
+    return pool
+
+
 def measure(
     model: LoadedModel,
     sampling: SamplingParams,

@@ -6,9 +6,9 @@ import itertools
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
+from qwen_megakernel.backend.cpu_threads import prompt_threads
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.choices import OPENAI_MODELS, OPENAI_VOICES
 from qwen_megakernel.errors import (
@@ -116,7 +116,7 @@ class EngineService:
         self.gone = asyncio.Event()
         self.sessions: set[SpeechSession] = set()
         self.unsent_sockets: set[object] = set()
-        self._executor = ThreadPoolExecutor(_SUBMIT_THREADS, thread_name_prefix="qwen_megakernel submit")
+        self._executor = prompt_threads(_SUBMIT_THREADS)
         self._tasks: list[asyncio.Task[None]] = []
 
     # ------------------------------------------------------------ life
