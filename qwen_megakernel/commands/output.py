@@ -235,8 +235,10 @@ class SpeechFile:
     def write(self, pcm: bytes) -> None:
         """Append PCM16, little-endian."""
         samples = np.frombuffer(pcm, "<i2")
-        for start in range(0, len(samples), self._rate):  # libsndfile's Vorbis overflows its stack on minutes at once
-            self._call(self._encoder.write, samples[start : start + self._rate])
+        # libsndfile's Vorbis overflows its stack on minutes at once. Each call waits for the interpreter once or twice.
+        most = max(1, len(samples)) if self._beside else self._rate
+        for start in range(0, len(samples), most):
+            self._call(self._encoder.write, samples[start : start + most])
         self._samples += len(samples)
 
     def mark_chapter(self, start: float, title: str) -> None:
