@@ -32,12 +32,19 @@ from common import MODELS, above_0, commit, commit_time
 
 HERE = Path(__file__).parent
 GPU = {
-    "measure_decode": ("--size {size} --positions 200 2000 --columns 1 8 16 --graph --no-torch", 30),
+    "measure_decode": ("--size {size} --positions 200 2000 --columns 1 8 16 64 --graph --no-torch", 40),
     "measure_ttfc": ("--size {size} --utterances 50", 115),
     "measure_rtf": ("--size {size} --streams 1 8 --repeats 5", 15),
-    "measure_load": ("--size {size} --rates 10 20 40 60 --live 128 330 --throughput 64 256 --seconds 10", 95),
+    "measure_load": (
+        "--size {size} --slots 1024 --rates 10 20 60 100 150 --live 64 128 330 700 1000 --throughput 64 256 512"
+        " --seconds 8",
+        190,
+    ),
     "measure_peers": ("--size {size} --utterances 20", 150),
-    "measure_listeners": ("--size {size} --rates 10 40 60 --live 64 330 --seconds 5", 100),
+    "measure_listeners": (
+        "--size {size} --slots 1024 --front-processes 2 --rates 10 60 --live 64 330 550 --seconds 6",
+        150,
+    ),
     "measure_pipecat": ("--size {size} --pipelines 1 8 --rates 24000 --utterances 12", 35),
     "measure_decode, FP8": ("--size {size} --positions 200 --columns 1 8 16 --no-torch --weights fp8", 10),
     "measure_serving": ("--size {size} --requests 60", 25),

@@ -73,8 +73,8 @@ LOAD = {
     "HTTP": "measure_listeners > {size} > results > way=HTTP, {who} > {of}",
     "WebSocket": "measure_listeners > {size} > results > way=WebSocket, {who} > {of}",
 }
-CALLERS = {f"{rate} a second": {"who": f"rate={rate}"} for rate in (10, 20, 40, 60)}
-CALLERS |= {f"{count} live": {"who": f"live={count}"} for count in (64, 128, 330)}
+CALLERS = {f"{rate} a second": {"who": f"rate={rate}"} for rate in (10, 20, 60, 100, 150)}
+CALLERS |= {f"{count} live": {"who": f"live={count}"} for count in (64, 128, 330, 550, 700, 1000)}
 PEER = "measure_peers > {size} > peers > {peer}"
 PEERS = {
     "qwen_megakernel": {"peer": "qwen_megakernel", "chunk": "1", "package": "torch"},
@@ -130,6 +130,7 @@ TABLES = {
             "1 stream": {"streams": 1, "of": "p50"},
             "8": {"streams": 8, "of": "p50"},
             "16": {"streams": 16, "of": "p50"},
+            "64": {"streams": 64, "of": "p50"},
             "floor": {"streams": 1, "of": "floor_ms"},
         },
         rows=with_cases(
@@ -203,7 +204,7 @@ TABLES = {
         form=".0f",
         columns={
             f"{count} open": {"path": f"measure_load > {{size}} > results > throughput={count} > audio_s_per_s"}
-            for count in (64, 256)
+            for count in (64, 256, 512)
         }
         | {"64 open over HTTP": {"path": "measure_open > {size} > results > HTTP > audio_s"}},
         rows=models(),
