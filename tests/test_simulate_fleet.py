@@ -9,11 +9,12 @@ import simulate_fleet
 from simulate_fleet import RESULTS, UTTERANCE_S, Curve, Fleet, arrivals, load, read_curve
 
 TWO_H200S = RESULTS / "nvidia-h200-x2-0bf4757.json"
+ONE_THEN = RESULTS / "nvidia-h200-e4ce6c6.json"
 
 
 @pytest.fixture(scope="module")
 def h200() -> Curve:
-    return read_curve(RESULTS / "nvidia-h200-e4ce6c6.json", "0.6b", TWO_H200S)
+    return read_curve(ONE_THEN, "0.6b", TWO_H200S)
 
 
 def test_arrivals_have_the_rate_asked_for(fresh_seed):
@@ -68,7 +69,8 @@ def test_who_comes_to_full_slots_waits_and_who_comes_to_a_full_queue_is_refused(
 
 
 def test_the_model_is_near_two_h200s(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["simulate_fleet.py", "--check", str(TWO_H200S)])
+    options = ["--card", str(ONE_THEN), "--check", str(TWO_H200S), "--slots", "64"]
+    monkeypatch.setattr(sys, "argv", ["simulate_fleet.py", *options])
     simulate_fleet.main()
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["check"]
     assert {row["replicas"] for row in rows} == {1, 2}
@@ -78,7 +80,8 @@ def test_the_model_is_near_two_h200s(monkeypatch, capsys):
 
 
 def test_a_fleet_s_largest_rate_keeps_to_the_target(monkeypatch, capsys):
-    options = ["--replicas-json", str(TWO_H200S), "--gpus", "1", "2", "--rates", "20"]
+    options = ["--card", str(ONE_THEN), "--replicas-json", str(TWO_H200S), "--slots", "64"]
+    options += ["--gpus", "1", "2", "--rates", "20", "--rated", "30"]
     monkeypatch.setattr(sys, "argv", ["simulate_fleet.py", *options])
     simulate_fleet.main()
     told = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -8,10 +8,7 @@ import measure_drift
 import measure_load
 import measure_peers
 
-OLD = (
-    "nvidia-h100-80gb-hbm3-d5cd581",
-    "nvidia-h200-82e3b58",
-)
+OLD = ("nvidia-h100-80gb-hbm3-d5cd581",)
 """Files that pages show although speed has changed since. Measure anew until none is left."""
 
 CARDS = ("H200", "H100")
