@@ -278,7 +278,7 @@ CHARTS = {
     )
     for size in SIZES
 }
-CHARTS["load"] = Chart("measure_load", "time to first audio by requests a second", measure_load.draw)
+CHARTS["load"] = Chart("measure_load", "first audio by requests a second and by live listeners", measure_load.draw)
 CHARTS["drift"] = Chart(
     "measure_drift",
     "pace, pitch and loudness over ten minutes of speech",

@@ -95,10 +95,13 @@ def test_charts_name_what_they_show(tmp_path):
     shown = texts(tmp_path / "peers-dark.svg")
     assert {"qwen_megakernel", "others", "1.4", "177", "4.31", "8,957", "0.026", "1.78"} <= set(shown)
     assert any("0.6B, one stream, NVIDIA H200, commit 940b5c6" in text for text in shown)
-    rows = [{"rate": rate, "p50": 4.0, "p95": 5.0 + rate} for rate in (10, 20)]
+    rows = [{"rate": rate, "p50": 4.0, "p95": 5.0 + rate, "without_gap": 1.0} for rate in (10, 20)]
+    rows += [{"live": live, "p50": 4.0, "p95": live, "without_gap": 1.0 if live < 900 else 0.5} for live in (64, 1000)]
     sizes = {size: {"said": {"results": rows}} for size in ("0.6b", "1.7b")}
     measure_load.draw(str(tmp_path / "load"), {"card": "C", "commit": "x", "benchmarks": {"measure_load": sizes}})
-    assert {"0.6B, p95", "1.7B, p50"} <= set(texts(tmp_path / "load-light.svg"))
+    shown = texts(tmp_path / "load-light.svg")
+    assert {"live listeners", "1.7B, p50"} <= set(shown) and shown.count("0.6B, p95") == 2
+    assert not {"800", "1000"} & set(shown), "half of the 1,000 hear gaps"
     pieces = [{"at_s": 20.0 * i, "pace": 60.0, "pitch": 170.0 + i, "loudness": -21.0} for i in range(5)]
     said = {"model": "demo", "speaker": "ada", "longest": 300, "results": {"pieces": pieces}}
     measure_drift.draw(str(tmp_path / "drift"), said)
