@@ -27,7 +27,7 @@ DOORS = {
 }
 """Public import paths whose code is in the rooms behind, and what is found there."""
 
-ASYNC = {f"speech/{name}" for name in ("jobs", "saved_voices", "session", "shared", "stall_watch")}
+ASYNC = {f"speech/{name}" for name in ("jobs", "patience", "saved_voices", "session", "shared", "stall_watch")}
 """Modules outside pipecat/ and server/ that know asyncio."""
 
 

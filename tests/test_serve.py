@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import av
@@ -408,6 +409,38 @@ def test_a_head_that_came_while_the_event_loop_stood_still_is_read(server, monke
     with connect() as line, connect() as other:
         other.sendall(b"G")
         assert line.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_request_that_came_while_the_event_loop_stood_still_is_answered(kept, monkeypatch):
+    """Its body, or all of it on a kept connection."""
+    read, body = HttpConnection.data_received, json.dumps({"model": "demo", "voice": "ada", "input": TEXT}).encode()
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % SPEECH.encode()
+    head += b"Content-Length: %d\r\n\r\n" % len(body)
+
+    def stand_still():
+        line.sendall(head + body if kept else body)
+        time.sleep(3.5)
+
+    def and_stand_still(connection, data):
+        if data == b"G":
+            stand_still()
+        read(connection, data)
+        if data == head:
+            connection.loop.call_later(0.2, stand_still)  # its body is waited for by then
+
+    monkeypatch.setattr(HttpConnection, "data_received", and_stand_still)
+    with ready(small_demo, limits=Limits(idle_s=3)) as server:
+        connect = partial(socket.create_connection, ("127.0.0.1", server.port), timeout=PATIENCE_S)
+        with connect() as line, connect() as other:
+            line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" if kept else head)
+            if kept:
+                assert line.recv(4096).startswith(b"HTTP/1.1 200")
+                other.sendall(b"G")
+            answer = b"some"
+            while answer and b"HTTP/1.1" not in answer:  # behind the rest of the answer before
+                answer = line.recv(4096)
+            assert b"HTTP/1.1 200" in answer
 
 
 def test_a_body_that_comes_in_pieces_does_not_count_as_a_head():

@@ -50,6 +50,18 @@ def test_pings_are_counted_by_the_second():
             assert SocketClient(line).answers()
 
 
+def test_a_message_that_came_while_the_event_loop_stood_still_is_read():
+    def stand_still():
+        client.say("text", "a", text=TEXT, **SPOKEN)
+        time.sleep(3.5)
+
+    with ready(small_demo, limits=Limits(idle_s=3)) as server, connect(server.socket_url) as line:
+        client = SocketClient(line)
+        server.service._tasks[0].get_loop().call_soon_threadsafe(stand_still)
+        assert client.until("end", "a")["finish_reason"] == "eos"
+        assert client.pcm["a"] == said(server)
+
+
 def test_it_introduces_itself(server, client):
     engine, hello = server.service.engine, dict(client.hello)
     assert {"voice", "language", "seed", "speed", "words", "turn", "normalize"} <= set(hello.pop("settings"))

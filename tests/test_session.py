@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import uvloop
 from callers import sounds
 from kept import kept
 from waiting import PATIENCE_S, until_in_loop
@@ -17,6 +20,7 @@ from qwen_megakernel.engine.seat import Seat
 from qwen_megakernel.errors import TextEndedError
 from qwen_megakernel.model.turn_text import Turn, TurnText
 from qwen_megakernel.speech.events import Ended, Words
+from qwen_megakernel.speech.patience import within
 from qwen_megakernel.speech.session import FLUSH, SpeechSession
 from qwen_megakernel.speech.words import SpeechRate
 from spoken_text.front_end import Reading, TextFrontEnd
@@ -379,3 +383,31 @@ def test_a_patient_session_waits_for_a_slot(engine, executor):
     session, _ = run(engine, executor, "Hello.", how={"patient": True})
     once = engine.generate("Hello.", speaker="ada", seed=5)
     assert np.array_equal(session.audio.codes, once.codes), "and is then said once"
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_what_came_while_the_process_stood_still_came_in_time(loop):
+    async def heard() -> list[bytes]:
+        told = []
+        for seconds in (0.2, 0.1):
+            ours, theirs = socket.socketpair()
+            reader, writer = await asyncio.open_connection(sock=ours)
+
+            def stand_still(theirs=theirs):
+                theirs.sendall(b"in time")
+                time.sleep(0.3)
+
+            if not told:
+                asyncio.get_running_loop().call_later(0.05, stand_still)
+            try:
+                async with within(seconds) as limit:
+                    told.append(await reader.readexactly(7))
+            except TimeoutError:
+                assert limit.expired()
+                told.append(b"nothing")
+            writer.close()
+            theirs.close()
+        return told
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(heard()) == [b"in time", b"nothing"]

@@ -14,6 +14,7 @@ from qwen_megakernel.errors import EngineBusy, RequestError, SpeakerError
 from qwen_megakernel.model.voice import MOST_REF_TEXT, Voice
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.speech.base import SpeechEngine
+from qwen_megakernel.speech.patience import within
 from qwen_megakernel.speech.saved_voices import SavedVoices, check_base64_size
 
 CLONE_FIELDS = ("ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding")
@@ -125,7 +126,7 @@ class Clones:
         if made is None:
             made = self._begin(engine, digest, clone)
         self._made.move_to_end(digest)
-        async with asyncio.timeout(_PATIENCE_S):
+        async with within(_PATIENCE_S):
             return await asyncio.shield(made)
 
     def _begin(self, engine: SpeechEngine, digest: bytes, clone: Clone) -> "asyncio.Future[Voice]":

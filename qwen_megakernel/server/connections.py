@@ -21,13 +21,12 @@ test_serve*.py and `make test-attacks`, and read what has changed in uvicorn/pro
 
 The plan for leaving these overrides; each step deletes what it makes needless:
 
-1. Offer uvicorn limits of its own: of a head (time, bytes, number of headers; only its h11 has one), of pipelined
-   requests, of a message's fragments and of control frames.
+1. Offer uvicorn limits of heads (only its h11 has one), pipelined requests, a message's fragments, control frames.
 2. Report its bugs: a pipelined request is not told that its client has gone (`_hang_up`), a refusal may come amid an
    answer (`send_400_response`), a handshake may have a body, bad UTF-8 is logged with a traceback, pongs pile up.
 3. Places for connections (`resting`, `_crowded`) and reading by turns (`_read`) are our own. They need no override in a
-   protocol of ours around httptools' parser and websockets' `ServerProtocol`, whose interfaces are public; uvicorn's
-   `Config(http=, ws=)` takes it. It would have about 400 lines, so it is worth it only if steps 1 and 2 fail.
+   protocol of ours around httptools' parser and websockets' `ServerProtocol`, which uvicorn's `Config(http=, ws=)`
+   takes. It would have about 400 lines, so it is worth it only if steps 1 and 2 fail.
 """
 
 import asyncio
@@ -81,9 +80,8 @@ class CountedConnections(set[Any]):
 class HttpConnection(TlsConnection):
     """A connection that speaks HTTP.
 
-    At rest it waits for TLS, and for a request's head. A new connection takes the place of the one that rests longest
-    here, if all are taken. If none rests, it may ask for `OPEN` only: a supervisor must not take a full server for a
-    dead one.
+    At rest it waits for TLS, and for a request's head. If all places are taken, a new connection takes that of the one
+    that rests longest. If none rests, it may ask for `OPEN` only: a supervisor must not take a full server for dead.
     """
 
     limits: Limits
@@ -96,8 +94,7 @@ class HttpConnection(TlsConnection):
         super().connection_made(transport)
         self._timer: asyncio.TimerHandle | None = None
         self._loose = 0  # bytes since the last part of a request that was whole
-        self._head = self._fields = 0  # bytes and number of a request's headers and trailers
-        self._ignored = 0  # bytes of its body that came behind its answer
+        self._head = self._fields = self._ignored = 0  # bytes and number of its headers; bytes behind its answer
         self._refusal: ApiError | None = None
         self._answered: Any = None  # uvicorn's state of the request that is answered
         most, taken = self.limits.connections, self._taken
@@ -156,6 +153,9 @@ class HttpConnection(TlsConnection):
             self.send_400_response("")
         else:  # nobody has asked for anything
             self.transport.close()
+
+    def timeout_keep_alive_handler(self) -> None:  # as `_last_look`, for the next request
+        self.timeout_keep_alive_task = self.loop.call_later(0.001, super().timeout_keep_alive_handler)
 
     def _stop_timer(self) -> None:
         if self._timer:

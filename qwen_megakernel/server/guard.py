@@ -19,6 +19,7 @@ from qwen_megakernel.server.page import PATH as PAGE
 from qwen_megakernel.server.process import is_loopback
 from qwen_megakernel.server.records import CURRENT, Record
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.speech.patience import within
 
 log = logging.getLogger(__name__)
 
@@ -190,12 +191,12 @@ class Guard:
         async def send_in_time(message: Message) -> None:
             nonlocal answered
             answered = True
-            async with asyncio.timeout(self._limits.idle_s):
+            async with within(self._limits.idle_s):
                 await send(message)
 
         try:
             async with asyncio.timeout(self._limits.total_s):
-                async with asyncio.timeout(self._limits.idle_s):
+                async with within(self._limits.idle_s):
                     body = await self._body(scope, receive)
                 if body is None:
                     words = f"the body is too long: send at most {self._max_body(scope)} bytes"

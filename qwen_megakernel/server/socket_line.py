@@ -16,6 +16,7 @@ from qwen_megakernel.server.limits import MOST_VALUES, too_many_values
 from qwen_megakernel.server.records import CURRENT, Record
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.tasks import cancelled, first_of
+from qwen_megakernel.speech.patience import within
 from spoken_text.finder import Conversation
 
 log = logging.getLogger(__name__)
@@ -201,7 +202,7 @@ class SocketLine(ABC):
 
     async def _deliver(self, message: str | bytes) -> None:
         try:
-            async with asyncio.timeout(self.service.limits.idle_s):
+            async with within(self.service.limits.idle_s):
                 if isinstance(message, bytes):
                     await self._websocket.send_bytes(message)
                 else:
@@ -216,7 +217,7 @@ class SocketLine(ABC):
     async def _receive(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(self.service.limits.idle_s) as idle:
+                async with within(self.service.limits.idle_s) as idle:
                     message = await self._websocket.receive()
             except TimeoutError:
                 if self._listens():

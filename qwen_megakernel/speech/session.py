@@ -27,6 +27,7 @@ from qwen_megakernel.speech.base import AnySeat, BegunUtterance, SpeechEngine
 from qwen_megakernel.speech.events import Began, Ended, Event, Sound, Words
 from qwen_megakernel.speech.measured_words import MeasuredWords
 from qwen_megakernel.speech.parts import CUT, Parts
+from qwen_megakernel.speech.patience import within
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.stall_watch import StallWatch
 from qwen_megakernel.speech.words import SpeechRate, WordTimes
@@ -253,7 +254,7 @@ class SpeechSession:
         """The next piece, or None at the end. If it is long in coming, the word before it is a whole one."""
         word_ends = self._loop.call_later(STALL_S, self._items.put_nowait, FLUSH) if self._words else None
         try:
-            async with asyncio.timeout(within_s):
+            async with within(within_s):
                 return await anext(pieces, None)
         finally:
             if word_ends:

@@ -22,6 +22,7 @@ from qwen_megakernel.server.fronts.wire import Kind
 from qwen_megakernel.server.keys import Keys
 from qwen_megakernel.server.quotas import Quotas
 from qwen_megakernel.speech.base import AnySeat, BegunUtterance, SpeechEngine
+from qwen_megakernel.speech.patience import within
 from qwen_megakernel.speech.request import SpeechRequest
 from spoken_text.spoken_text import SpokenText
 
@@ -104,7 +105,7 @@ class Link(asyncio.Protocol):
         number = self.number()
         answer = self.asked(number, wire.frame(kind, number, told))
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with within(_PATIENCE_S):
                 return await asyncio.wrap_future(answer)
         except TimeoutError:
             raise EngineDied(f"the engine's process did not answer within {_PATIENCE_S:g} s") from None

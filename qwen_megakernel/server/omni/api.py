@@ -21,6 +21,7 @@ from qwen_megakernel.server.word_times import TimedWord, WordEnds, alignment
 from qwen_megakernel.speech.base import AnySeat
 from qwen_megakernel.speech.encoders import StreamEncoder
 from qwen_megakernel.speech.events import Ended, Sound, Words
+from qwen_megakernel.speech.patience import within
 
 PATH = "/v1/audio/speech/stream"
 _REMEDY = "send input.done, or text sooner"
@@ -148,7 +149,7 @@ class _Text:
         """As `read_next`. Raises RequestError: nothing came in time, or the piece is refused."""
         patience = self._session.service.limits.text_s
         try:
-            async with asyncio.timeout(patience):
+            async with within(patience):
                 await self.read_next()
         except TimeoutError:
             raise RequestError(f"no more text came for {patience:g} s: {_REMEDY}") from None

@@ -22,6 +22,7 @@ from qwen_megakernel.server.tasks import first_of
 from qwen_megakernel.server.wyoming.events import ProtocolError, Request, Silence, read_event, text_of
 from qwen_megakernel.speech.events import Ended, Sound
 from qwen_megakernel.speech.options import read_options
+from qwen_megakernel.speech.patience import within
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.session import SpeechSession
 from spoken_text.finder import Conversation
@@ -124,7 +125,7 @@ class Connection:
             ConnectionError: the client is gone, or does not read.
         """
         try:
-            async with asyncio.timeout(self._limits.idle_s):
+            async with within(self._limits.idle_s):
                 await async_write_event(event, self._writer)
         except OSError:  # TimeoutError is one
             raise ConnectionAbortedError from None
@@ -234,7 +235,7 @@ class Connection:
             if self._complete:
                 return
             try:
-                async with asyncio.timeout(seconds):
+                async with within(seconds):
                     text = (await self._next_text()).lstrip()
             except TimeoutError:
                 raise RequestError(f"no more text came for {seconds:g} s: {remedy}") from None

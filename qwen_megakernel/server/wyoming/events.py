@@ -10,6 +10,7 @@ from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart
 
 from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.server.api_error import ApiError, Refused
+from qwen_megakernel.speech.patience import within
 from qwen_megakernel.speech.saved_voices import MOST_NAME
 from spoken_text.cutting import check_unicode
 
@@ -38,7 +39,7 @@ class _Within:
 
     async def readline(self) -> bytes:
         try:
-            async with asyncio.timeout(self._idle_s):
+            async with within(self._idle_s):
                 self.header = await self._reader.readuntil(b"\n")
         except TimeoutError:
             words = f"no request came for {self._idle_s:g} s; connect again"
@@ -53,7 +54,7 @@ class _Within:
             words = f"data_length and payload_length must be numbers of bytes, at most {self._most}"
             raise ProtocolError(f"{words}, got {reprlib.repr(length)}")
         try:
-            async with asyncio.timeout(self._idle_s):
+            async with within(self._idle_s):
                 return await self._reader.readexactly(length)
         except TimeoutError:
             raise ProtocolError(f"an event did not come whole within {self._idle_s:g} s") from None
