@@ -14,10 +14,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import numpy as np
 import pytest
 from callers import made_up
-from serving import recording
+from serving import recording, same
 from test_operating import write_certificate
 from waiting import PATIENCE_S, until
 from world import CALLERS, CLOCK, TEXTS, TOKEN, WAYS, Proxy, Server, callers, in_pieces, nginx, serving
@@ -126,7 +125,8 @@ def test_callers_who_do_everything(rng):
                 asked = luck.choice(list(server.alone))
                 said = way(server, asked, luck)
                 if said is not None:
-                    held.append(alike(said, alone[way, asked], steps=way is in_pieces))
+                    equal = same if way is in_pieces else bytes.__eq__
+                    held.append(equal(said, alone[way, asked]))
 
         def stop_now_and_then() -> None:
             while not over.wait(5):
@@ -143,13 +143,6 @@ def test_callers_who_do_everything(rng):
         judge(fault, "who listens to the end gets all the sound", held)
         server.at_rest()
         judge(fault, LATER, server.again())
-
-
-def alike(said: bytes, alone: bytes, steps: int) -> bool:
-    """Are samples equal up to so many steps of PCM16? Frames of text in pieces go to the vocoder as the text comes. A
-    CPU's sound then differs by up to 2e-5, which may round to another step."""
-    pair = [np.frombuffer(pcm, "<i2").astype(int) for pcm in (said, alone)]
-    return len(said) == len(alone) and np.abs(pair[0] - pair[1]).max(initial=0) <= steps
 
 
 @pytest.mark.parametrize("seconds", [3600, -3600])
